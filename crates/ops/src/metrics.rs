@@ -1,0 +1,579 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The registry: counters, gauges and histograms, exposed as OpenMetrics text.
+//!
+//! It is a recorder for the `metrics` crate, so that any code may count with its macros, but the hot path never looks
+//! a series up: [`Metrics::counter`] and its siblings resolve a label set once and return a handle that is one atomic
+//! away from its value. Handles to the same label set share that value.
+//!
+//! Two bounds keep a busy node's memory flat. A series that no handle outside the registry can count into any more,
+//! and that has not changed for [`Limits::idle`], is dropped by [`Metrics::expire`]; a live handle is never detached
+//! from what is exposed. And a family holds at most [`Limits::series_per_family`] series: what comes on top counts into
+//! one series labelled `overflow="true"`, so that sums stay right and the loss of detail can be seen.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use metrics::{
+    Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder,
+    SharedString, Unit,
+};
+use parking_lot::RwLock;
+
+/// The bounds of a registry.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Most label sets of one family, the overflow series not counted.
+    pub series_per_family: usize,
+    /// How long a series without a live handle is still exposed.
+    pub idle: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            series_per_family: 20_000,
+            idle: Duration::from_secs(15 * 60),
+        }
+    }
+}
+
+/// Seconds, for histograms that nobody described.
+const DEFAULT_BUCKETS: &[f64] = &[0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0];
+
+const OVERFLOW: &str = "overflow=\"true\"";
+
+/// All series of a process; clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Metrics(Arc<Registry>);
+
+#[derive(Debug, Default)]
+struct Registry {
+    limits: Limits,
+    families: RwLock<BTreeMap<String, Family>>,
+}
+
+#[derive(Debug, Default)]
+struct Family {
+    help: String,
+    buckets: Option<&'static [f64]>,
+    series: HashMap<Arc<str>, Series>,
+}
+
+#[derive(Debug, Clone)]
+struct Series {
+    cell: Cell,
+    last: Last,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Last {
+    value: u64,
+    changed: Instant,
+}
+
+#[derive(Debug, Clone)]
+enum Cell {
+    Counter(Arc<CounterCell>),
+    Gauge(Arc<GaugeCell>),
+    Histogram(Arc<HistogramCell>),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+impl Metrics {
+    /// A registry with the given bounds.
+    pub fn new(limits: Limits) -> Self {
+        Self(Arc::new(Registry {
+            limits,
+            families: RwLock::default(),
+        }))
+    }
+
+    /// Makes this registry the one that the macros of the `metrics` crate count into.
+    ///
+    /// # Errors
+    /// Fails if the process already has one.
+    pub fn install(&self) -> Result<(), metrics::SetRecorderError<Self>> {
+        metrics::set_global_recorder(self.clone())
+    }
+
+    /// Gives a family its HELP text; a counter's name ends in `_total`.
+    pub fn describe(&self, name: &str, help: &str) {
+        let mut families = self.0.families.write();
+        families.entry(name.to_owned()).or_default().help = help.to_owned();
+    }
+
+    /// Sets the upper bounds of a histogram's buckets, ascending, without +Inf; before its first sample.
+    pub fn buckets(&self, name: &str, bounds: &'static [f64]) {
+        let mut families = self.0.families.write();
+        families.entry(name.to_owned()).or_default().buckets = Some(bounds);
+    }
+
+    /// The counter of a label set, with a value of zero from now on.
+    pub fn counter(&self, name: &str, labels: &[(&str, &str)]) -> Counter {
+        match self.cell(name, &label_text(labels.iter().copied()), Kind::Counter) {
+            Some(Cell::Counter(cell)) => Counter::from_arc(cell),
+            _ => Counter::noop(),
+        }
+    }
+
+    /// The gauge of a label set.
+    pub fn gauge(&self, name: &str, labels: &[(&str, &str)]) -> Gauge {
+        match self.cell(name, &label_text(labels.iter().copied()), Kind::Gauge) {
+            Some(Cell::Gauge(cell)) => Gauge::from_arc(cell),
+            _ => Gauge::noop(),
+        }
+    }
+
+    /// The histogram of a label set.
+    pub fn histogram(&self, name: &str, labels: &[(&str, &str)]) -> Histogram {
+        match self.cell(name, &label_text(labels.iter().copied()), Kind::Histogram) {
+            Some(Cell::Histogram(cell)) => Histogram::from_arc(cell),
+            _ => Histogram::noop(),
+        }
+    }
+
+    /// How many series are held, of all families.
+    pub fn series(&self) -> usize {
+        let families = self.0.families.read();
+        families.values().map(|family| family.series.len()).sum()
+    }
+
+    /// Drops the series that nobody counts into and that have not changed for [`Limits::idle`]; call it now and then.
+    pub fn expire(&self, now: Instant) {
+        let idle = self.0.limits.idle;
+        let mut families = self.0.families.write();
+        for family in families.values_mut() {
+            family.series.retain(|_, series| {
+                let value = series.cell.fingerprint();
+                if value != series.last.value || series.cell.is_shared() {
+                    series.last = Last {
+                        value,
+                        changed: now,
+                    };
+                }
+                now.saturating_duration_since(series.last.changed) < idle
+            });
+        }
+    }
+
+    /// The exposition in OpenMetrics text, families and series sorted; families without a sample are left out.
+    pub fn render(&self) -> String {
+        let mut out = String::with_capacity(16 * 1024);
+        let families = self.0.families.read();
+        for (name, family) in families.iter() {
+            render_family(&mut out, name, family);
+        }
+        render_process(&mut out);
+        out.push_str("# EOF\n");
+        out
+    }
+
+    /// `None` if the family already has series of another kind: such a sample would make the whole page unreadable.
+    fn cell(&self, name: &str, labels: &str, kind: Kind) -> Option<Cell> {
+        {
+            let families = self.0.families.read();
+            let known = families.get(name).and_then(|f| f.series.get(labels));
+            if let Some(series) = known {
+                return (series.cell.kind() == kind).then(|| series.cell.clone());
+            }
+        }
+        let mut families = self.0.families.write();
+        let family = families.entry(name.to_owned()).or_default();
+        let of_kind = |series: &Series| series.cell.kind() == kind;
+        if !family.series.values().next().is_none_or(of_kind) {
+            tracing::error!(
+                metric = name,
+                ?kind,
+                "metric is already registered as another kind"
+            );
+            return None;
+        }
+        let full = family.series.len() >= self.0.limits.series_per_family
+            && !family.series.contains_key(labels);
+        let labels = if full { OVERFLOW } else { labels };
+        if let Some(series) = family.series.get(labels) {
+            return Some(series.cell.clone());
+        }
+        let cell = match kind {
+            Kind::Counter => Cell::Counter(Arc::default()),
+            Kind::Gauge => Cell::Gauge(Arc::default()),
+            Kind::Histogram => {
+                let bounds = family.buckets.unwrap_or(DEFAULT_BUCKETS);
+                Cell::Histogram(Arc::new(HistogramCell::new(bounds)))
+            }
+        };
+        let series = Series {
+            cell: cell.clone(),
+            last: Last {
+                value: 0,
+                changed: Instant::now(),
+            },
+        };
+        family.series.insert(labels.into(), series);
+        Some(cell)
+    }
+
+    fn of_key(&self, key: &Key, kind: Kind) -> Option<Cell> {
+        let labels = label_text(key.labels().map(|label| (label.key(), label.value())));
+        self.cell(key.name(), &labels, kind)
+    }
+}
+
+impl Recorder for Metrics {
+    fn describe_counter(&self, key: KeyName, _: Option<Unit>, help: SharedString) {
+        self.describe(key.as_str(), &help);
+    }
+
+    fn describe_gauge(&self, key: KeyName, _: Option<Unit>, help: SharedString) {
+        self.describe(key.as_str(), &help);
+    }
+
+    fn describe_histogram(&self, key: KeyName, _: Option<Unit>, help: SharedString) {
+        self.describe(key.as_str(), &help);
+    }
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        match self.of_key(key, Kind::Counter) {
+            Some(Cell::Counter(cell)) => Counter::from_arc(cell),
+            _ => Counter::noop(),
+        }
+    }
+
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        match self.of_key(key, Kind::Gauge) {
+            Some(Cell::Gauge(cell)) => Gauge::from_arc(cell),
+            _ => Gauge::noop(),
+        }
+    }
+
+    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+        match self.of_key(key, Kind::Histogram) {
+            Some(Cell::Histogram(cell)) => Histogram::from_arc(cell),
+            _ => Histogram::noop(),
+        }
+    }
+}
+
+impl Cell {
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Counter(_) => Kind::Counter,
+            Self::Gauge(_) => Kind::Gauge,
+            Self::Histogram(_) => Kind::Histogram,
+        }
+    }
+
+    /// Whether a handle outside the registry exists.
+    fn is_shared(&self) -> bool {
+        let holders = match self {
+            Self::Counter(cell) => Arc::strong_count(cell),
+            Self::Gauge(cell) => Arc::strong_count(cell),
+            Self::Histogram(cell) => Arc::strong_count(cell),
+        };
+        holders > 1
+    }
+
+    /// A number that changes whenever the value does.
+    fn fingerprint(&self) -> u64 {
+        match self {
+            Self::Counter(cell) => cell.0.load(Ordering::Relaxed),
+            Self::Gauge(cell) => cell.0.load(Ordering::Relaxed),
+            Self::Histogram(cell) => cell.count(),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct CounterCell(AtomicU64);
+
+impl CounterFn for CounterCell {
+    fn increment(&self, value: u64) {
+        self.0.fetch_add(value, Ordering::Relaxed);
+    }
+
+    fn absolute(&self, value: u64) {
+        self.0.fetch_max(value, Ordering::Relaxed);
+    }
+}
+
+/// An f64 as its bits.
+#[derive(Debug, Default)]
+struct GaugeCell(AtomicU64);
+
+impl GaugeCell {
+    fn update(&self, change: impl Fn(f64) -> f64) {
+        let _ = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |bits| {
+                Some(change(f64::from_bits(bits)).to_bits())
+            });
+    }
+}
+
+impl GaugeFn for GaugeCell {
+    fn increment(&self, value: f64) {
+        self.update(|old| old + value);
+    }
+
+    fn decrement(&self, value: f64) {
+        self.update(|old| old - value);
+    }
+
+    fn set(&self, value: f64) {
+        self.0.store(value.to_bits(), Ordering::Relaxed);
+    }
+}
+
+#[derive(Debug)]
+struct HistogramCell {
+    bounds: &'static [f64],
+    /// One more than `bounds`: the last is +Inf. Not cumulative.
+    counts: Vec<AtomicU64>,
+    sum: GaugeCell,
+}
+
+impl HistogramCell {
+    fn new(bounds: &'static [f64]) -> Self {
+        Self {
+            bounds,
+            counts: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(),
+            sum: GaugeCell::default(),
+        }
+    }
+
+    fn count(&self) -> u64 {
+        self.counts.iter().map(|c| c.load(Ordering::Relaxed)).sum()
+    }
+}
+
+impl HistogramFn for HistogramCell {
+    fn record(&self, value: f64) {
+        let bucket = self.bounds.partition_point(|bound| *bound < value);
+        self.counts[bucket].fetch_add(1, Ordering::Relaxed);
+        self.sum.increment(value);
+    }
+}
+
+/// `a="x",b="y"` in the order given: callers always name labels in one order, so that equal sets have equal text.
+fn label_text<'a>(labels: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+    let mut text = String::with_capacity(256);
+    for (key, value) in labels {
+        if !text.is_empty() {
+            text.push(',');
+        }
+        text.push_str(key);
+        text.push_str("=\"");
+        escape(&mut text, value);
+        text.push('"');
+    }
+    text
+}
+
+fn escape(out: &mut String, value: &str) {
+    for c in value.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '"' => out.push_str("\\\""),
+            '\n' => out.push_str("\\n"),
+            c => out.push(c),
+        }
+    }
+}
+
+fn render_family(out: &mut String, name: &str, family: &Family) {
+    let Some(first) = family.series.values().next() else {
+        return;
+    };
+    let kind = first.cell.kind();
+    let (type_name, family_name) = match kind {
+        Kind::Counter => ("counter", name.strip_suffix("_total").unwrap_or(name)),
+        Kind::Gauge => ("gauge", name),
+        Kind::Histogram => ("histogram", name),
+    };
+    let _ = write!(out, "# HELP {family_name} ");
+    escape(out, &family.help);
+    let _ = writeln!(out, "\n# TYPE {family_name} {type_name}");
+    let mut series: Vec<_> = family.series.iter().collect();
+    series.sort_by_key(|(labels, _)| Arc::clone(labels));
+    for (labels, series) in series {
+        let braced = if labels.is_empty() {
+            String::new()
+        } else {
+            format!("{{{labels}}}")
+        };
+        match &series.cell {
+            Cell::Counter(cell) => {
+                let value = cell.0.load(Ordering::Relaxed);
+                let _ = writeln!(out, "{family_name}_total{braced} {value}");
+            }
+            Cell::Gauge(cell) => {
+                let value = f64::from_bits(cell.0.load(Ordering::Relaxed));
+                let _ = writeln!(out, "{family_name}{braced} {value}");
+            }
+            Cell::Histogram(cell) => render_histogram(out, family_name, labels, &braced, cell),
+        }
+    }
+}
+
+fn render_histogram(
+    out: &mut String,
+    name: &str,
+    labels: &str,
+    braced: &str,
+    cell: &HistogramCell,
+) {
+    let comma = if labels.is_empty() { "" } else { "," };
+    let mut total = 0;
+    for (i, count) in cell.counts.iter().enumerate() {
+        total += count.load(Ordering::Relaxed);
+        let bound = match cell.bounds.get(i) {
+            Some(bound) => bound.to_string(),
+            None => "+Inf".to_owned(),
+        };
+        let _ = writeln!(
+            out,
+            "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {total}"
+        );
+    }
+    let sum = f64::from_bits(cell.sum.0.load(Ordering::Relaxed));
+    let _ = writeln!(
+        out,
+        "{name}_count{braced} {total}\n{name}_sum{braced} {sum}"
+    );
+}
+
+/// What every process exposes about itself; read from /proc at the moment of the scrape.
+fn render_process(out: &mut String) {
+    let open = std::fs::read_dir("/proc/self/fd").map(|dir| dir.count().saturating_sub(1));
+    if let Ok(open) = open {
+        let _ = writeln!(
+            out,
+            "# HELP process_open_fds Number of open file descriptors.\n\
+             # TYPE process_open_fds gauge\nprocess_open_fds {open}"
+        );
+    }
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let soft = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max open files"))
+        .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    if let Some(soft) = soft {
+        let _ = writeln!(
+            out,
+            "# HELP process_max_fds Soft limit of open file descriptors.\n\
+             # TYPE process_max_fds gauge\nprocess_max_fds {soft}"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn samples(metrics: &Metrics) -> Vec<String> {
+        let text = metrics.render();
+        text.lines()
+            .filter(|line| !line.starts_with('#') && !line.starts_with("process_"))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    #[test]
+    fn the_exposition_is_open_metrics_text() {
+        let metrics = Metrics::default();
+        metrics.describe("requests_total", "Requests, \"all\".");
+        metrics
+            .counter("requests_total", &[("code", "2\"0\\0\n")])
+            .increment(3);
+        metrics.gauge("open", &[]).set(1.5);
+        metrics.buckets("seconds", &[0.1, 1.0]);
+        let seconds = metrics.histogram("seconds", &[("a", "b")]);
+        for value in [0.1, 0.5, 7.0] {
+            seconds.record(value);
+        }
+        let text = metrics.render();
+        let (ours, rest) = text.split_once("# HELP process_open_fds").unwrap();
+        assert_eq!(
+            ours,
+            "# HELP open \n# TYPE open gauge\nopen 1.5\n\
+             # HELP requests Requests, \\\"all\\\".\n# TYPE requests counter\n\
+             requests_total{code=\"2\\\"0\\\\0\\n\"} 3\n\
+             # HELP seconds \n# TYPE seconds histogram\n\
+             seconds_bucket{a=\"b\",le=\"0.1\"} 1\n\
+             seconds_bucket{a=\"b\",le=\"1\"} 2\n\
+             seconds_bucket{a=\"b\",le=\"+Inf\"} 3\n\
+             seconds_count{a=\"b\"} 3\nseconds_sum{a=\"b\"} 7.6\n"
+        );
+        assert!(rest.ends_with("# EOF\n"), "{rest}");
+    }
+
+    #[test]
+    fn handles_and_macros_of_one_label_set_share_a_value() {
+        let metrics = Metrics::default();
+        let first = metrics.counter("x_total", &[("a", "1")]);
+        let second = metrics.counter("x_total", &[("a", "1")]);
+        first.increment(1);
+        second.increment(2);
+        metrics::with_local_recorder(&metrics, || {
+            metrics::counter!("x_total", "a" => "1").increment(4)
+        });
+        assert_eq!(samples(&metrics), ["x_total{a=\"1\"} 7"]);
+    }
+
+    #[test]
+    fn a_series_expires_only_when_idle_and_without_a_live_handle() {
+        let metrics = Metrics::new(Limits {
+            idle: Duration::from_secs(60),
+            ..Limits::default()
+        });
+        let held = metrics.counter("x_total", &[("a", "held")]);
+        metrics.counter("x_total", &[("a", "dropped")]).increment(1);
+        let start = Instant::now();
+        metrics.expire(start);
+        assert_eq!(metrics.series(), 2, "changed a moment ago");
+        metrics.expire(start + Duration::from_secs(61));
+        assert_eq!(samples(&metrics), ["x_total{a=\"held\"} 0"]);
+        held.increment(5);
+        assert_eq!(
+            samples(&metrics),
+            ["x_total{a=\"held\"} 5"],
+            "a live handle was detached"
+        );
+    }
+
+    #[test]
+    fn what_exceeds_the_bound_counts_into_one_overflow_series() {
+        let metrics = Metrics::new(Limits {
+            series_per_family: 2,
+            ..Limits::default()
+        });
+        for name in ["a", "b", "c", "d", "a"] {
+            metrics.counter("x_total", &[("n", name)]).increment(1);
+        }
+        assert_eq!(
+            samples(&metrics),
+            [
+                "x_total{n=\"a\"} 2",
+                "x_total{n=\"b\"} 1",
+                "x_total{overflow=\"true\"} 2"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_name_used_as_another_kind_does_not_spoil_the_page() {
+        let metrics = Metrics::default();
+        metrics.counter("x_total", &[]).increment(1);
+        metrics.gauge("x_total", &[("a", "b")]).set(2.0);
+        assert_eq!(samples(&metrics), ["x_total 1"]);
+    }
+}
