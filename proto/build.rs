@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Compiles the schemas with protox, so that building needs no protoc.
+
+/// Every schema, by owner.
+const SCHEMAS: [&str; 5] = [
+    "istio/workload.proto",
+    "istio/security.proto",
+    "istio/zds.proto",
+    "istio/ca.proto",
+    "envoy/discovery.proto",
+];
+
+/// Fields that share memory with the message they arrived in.
+const SHARED_BYTES: [&str; 4] = [
+    ".istio.workload.Workload.addresses",
+    ".istio.workload.NetworkAddress.address",
+    ".istio.security.Address.address",
+    ".envoy.service.discovery.v3.ResourceBody.value",
+];
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    for schema in SCHEMAS {
+        println!("cargo:rerun-if-changed={schema}");
+    }
+    println!("cargo:rerun-if-changed=build.rs");
+    let descriptors = protox::compile(SCHEMAS, ["."])?;
+    // Ordered maps, so that equal messages have equal bytes and content hashes are stable.
+    let mut config = tonic_prost_build::configure().btree_map(".");
+    for field in SHARED_BYTES {
+        config = config.bytes(field);
+    }
+    config.compile_fds(descriptors)?;
+    Ok(())
+}

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The wire contracts as Rust types: one module per protobuf package, generated
+//! from the schemas beside this crate, and no logic.
+
+/// Type URL of [`workload::Address`] resources.
+pub const ADDRESS_TYPE_URL: &str = "type.googleapis.com/istio.workload.Address";
+
+/// Type URL of [`security::Authorization`] resources.
+pub const AUTHORIZATION_TYPE_URL: &str = "type.googleapis.com/istio.security.Authorization";
+
+macro_rules! package {
+    ($(#[$doc:meta])* $module:ident = $package:literal) => {
+        $(#[$doc])*
+        #[allow(
+            clippy::all,
+            clippy::allow_attributes_without_reason,
+            clippy::large_futures,
+            clippy::use_self,
+            missing_docs,
+            unreachable_pub,
+            unused_qualifications,
+            reason = "generated code is not ours to style"
+        )]
+        pub mod $module {
+            tonic::include_proto!($package);
+        }
+    };
+}
+
+package! {
+    /// `istio.workload`: workloads and services.
+    workload = "istio.workload"
+}
+package! {
+    /// `istio.security`: authorization policies.
+    security = "istio.security"
+}
+package! {
+    /// `istio.workload.zds`: pods handed from the node agent to the node proxy.
+    zds = "istio.workload.zds"
+}
+package! {
+    /// `istio.v1.auth`: certificate signing.
+    ca = "istio.v1.auth"
+}
+package! {
+    /// `envoy.service.discovery.v3`: aggregated discovery.
+    ads = "envoy.service.discovery.v3"
+}

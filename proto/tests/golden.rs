@@ -1,0 +1,500 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Every message against bytes written out by hand from the published field
+//! numbers: a wrong number or type in a schema fails here, not in a cluster.
+
+use bytes::Bytes;
+use proto::{ads, ca, security, workload, zds};
+
+/// `golden` is hex; spaces and the bars between fields are for the reader.
+#[track_caller]
+fn check<M: prost::Message + Default + PartialEq + std::fmt::Debug>(message: M, golden: &str) {
+    let golden: String = golden.chars().filter(char::is_ascii_hexdigit).collect();
+    let hex: String = message
+        .encode_to_vec()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    assert_eq!(hex, golden, "encoded {message:?}");
+    let bytes: Vec<u8> = (0..golden.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&golden[at..at + 2], 16).expect("two hex digits"))
+        .collect();
+    assert_eq!(M::decode(&*bytes).expect("golden bytes decode"), message);
+}
+
+fn text(text: &str) -> String {
+    text.to_owned()
+}
+
+fn any() -> prost_types::Any {
+    prost_types::Any {
+        type_url: text("t"),
+        value: vec![1],
+    }
+}
+
+fn extension() -> workload::Extension {
+    workload::Extension {
+        name: text("e"),
+        config: None,
+    }
+}
+
+fn named_gateway() -> workload::GatewayAddress {
+    let hostname = workload::NamespacedHostname {
+        namespace: text("g"),
+        hostname: text("h"),
+    };
+    workload::GatewayAddress {
+        destination: Some(workload::gateway_address::Destination::Hostname(hostname)),
+        hbone_mtls_port: 15008,
+    }
+}
+
+#[test]
+fn workload_address_entries() {
+    use workload::address::Type;
+    let pod = workload::Workload {
+        uid: text("u"),
+        ..Default::default()
+    };
+    check(
+        workload::Address {
+            r#type: Some(Type::Workload(pod)),
+        },
+        "0a 04 a2 01 01 75",
+    );
+    let service = workload::Service {
+        name: text("n"),
+        ..Default::default()
+    };
+    check(
+        workload::Address {
+            r#type: Some(Type::Service(service)),
+        },
+        "12 03 0a 01 6e",
+    );
+}
+
+#[test]
+fn workload_workload() {
+    let waypoint = workload::GatewayAddress {
+        destination: Some(workload::gateway_address::Destination::Address(
+            workload::NetworkAddress {
+                network: text("w"),
+                address: Bytes::from_static(&[10, 0, 0, 2]),
+                length: None,
+            },
+        )),
+        hbone_mtls_port: 15008,
+    };
+    let ports = workload::PortList {
+        ports: vec![workload::Port {
+            service_port: 80,
+            target_port: 8080,
+            app_protocol: workload::AppProtocol::Http2.into(),
+        }],
+    };
+    check(
+        workload::Workload {
+            uid: text("u"),
+            name: text("n"),
+            namespace: text("s"),
+            addresses: vec![Bytes::from_static(&[10, 0, 0, 1])],
+            hostname: text("h"),
+            network: text("w"),
+            tunnel_protocol: workload::TunnelProtocol::Hbone.into(),
+            trust_domain: text("t"),
+            service_account: text("a"),
+            waypoint: Some(waypoint),
+            network_gateway: Some(named_gateway()),
+            node: text("d"),
+            canonical_name: text("c"),
+            canonical_revision: text("r"),
+            workload_type: workload::WorkloadType::Job.into(),
+            workload_name: text("l"),
+            native_tunnel: true,
+            application_tunnel: Some(workload::ApplicationTunnel {
+                protocol: workload::application_tunnel::Protocol::Proxy.into(),
+                port: 81,
+            }),
+            services: [(text("s/h"), ports)].into(),
+            authorization_policies: vec![text("p")],
+            status: workload::WorkloadStatus::Unhealthy.into(),
+            cluster_id: text("k"),
+            locality: Some(workload::Locality {
+                region: text("r"),
+                zone: text("z"),
+                subzone: text("s"),
+            }),
+            network_mode: workload::NetworkMode::HostNetwork.into(),
+            extensions: vec![workload::Extension {
+                name: text("e"),
+                config: Some(any()),
+            }],
+            capacity: Some(5),
+        },
+        "0a 01 6e | 12 01 73 | 1a 04 0a 00 00 01 | 22 01 77 | 28 01 | 32 01 74 | 3a 01 61 |
+         42 0e 12 09 0a 01 77 12 04 0a 00 00 02 18 a0 75 | 4a 01 64 | 52 01 63 | 5a 01 72 |
+         60 03 | 6a 01 6c | 70 01 | 82 01 01 70 | 88 01 01 | 92 01 01 6b |
+         9a 01 0b 0a 06 0a 01 67 12 01 68 18 a0 75 | a2 01 01 75 | aa 01 01 68 |
+         b2 01 10 0a 03 73 2f 68 12 09 0a 07 08 50 10 90 3f 18 02 | ba 01 04 08 01 10 51 |
+         c2 01 09 0a 01 72 12 01 7a 1a 01 73 | c8 01 01 |
+         d2 01 0b 0a 01 65 12 06 0a 01 74 12 01 01 | da 01 02 08 05",
+    );
+}
+
+#[test]
+fn workload_service() {
+    use workload::load_balancing::{HealthPolicy, Mode, Scope};
+    check(
+        workload::Service {
+            name: text("n"),
+            namespace: text("s"),
+            hostname: text("h"),
+            addresses: vec![workload::NetworkAddress {
+                network: text("w"),
+                address: Bytes::from_static(&[10, 0, 0, 0]),
+                length: Some(8),
+            }],
+            ports: vec![workload::Port {
+                service_port: 80,
+                target_port: 8080,
+                app_protocol: workload::AppProtocol::Tls.into(),
+            }],
+            subject_alt_names: vec![text("i")],
+            waypoint: Some(named_gateway()),
+            load_balancing: Some(workload::LoadBalancing {
+                routing_preference: vec![Scope::Network.into(), Scope::Region.into()],
+                mode: Mode::Failover.into(),
+                health_policy: HealthPolicy::AllowAll.into(),
+            }),
+            ip_families: workload::IpFamilies::Dual.into(),
+            extensions: vec![extension()],
+            canonical: true,
+            ingress_use_waypoint: true,
+            weighted_waypoints: vec![workload::WeightedWaypoint {
+                destination: Some(named_gateway()),
+                weight: 7,
+            }],
+            visibility: workload::service::Visibility::Namespace.into(),
+        },
+        "0a 01 6e | 12 01 73 | 1a 01 68 | 22 0b 0a 01 77 12 04 0a 00 00 00 18 08 |
+         2a 07 08 50 10 90 3f 18 05 | 32 01 69 | 3a 0b 0a 06 0a 01 67 12 01 68 18 a0 75 |
+         42 08 0a 02 06 01 10 02 18 01 | 48 03 | 52 03 0a 01 65 | 58 01 | 60 01 |
+         6a 0f 0a 0b 0a 06 0a 01 67 12 01 68 18 a0 75 10 07 | 70 01",
+    );
+}
+
+#[test]
+fn workload_enum_values() {
+    use workload::load_balancing::{Mode, Scope};
+    use workload::{AppProtocol, IpFamilies, TunnelProtocol, WorkloadType};
+    assert_eq!(
+        [
+            AppProtocol::Unknown as i32,
+            AppProtocol::Http11 as i32,
+            AppProtocol::Http2 as i32,
+            AppProtocol::Grpc as i32,
+            AppProtocol::Tcp as i32,
+            AppProtocol::Tls as i32,
+        ],
+        [0, 1, 2, 3, 4, 5]
+    );
+    assert_eq!(
+        [
+            IpFamilies::Automatic as i32,
+            IpFamilies::Ipv4Only as i32,
+            IpFamilies::Ipv6Only as i32,
+            IpFamilies::Dual as i32,
+        ],
+        [0, 1, 2, 3]
+    );
+    assert_eq!(
+        [
+            TunnelProtocol::None as i32,
+            TunnelProtocol::Hbone as i32,
+            TunnelProtocol::LegacyIstioMtls as i32,
+        ],
+        [0, 1, 2]
+    );
+    assert_eq!(
+        [
+            WorkloadType::Deployment as i32,
+            WorkloadType::Cronjob as i32,
+            WorkloadType::Pod as i32,
+            WorkloadType::Job as i32,
+        ],
+        [0, 1, 2, 3]
+    );
+    assert_eq!(
+        [
+            Scope::UnspecifiedScope as i32,
+            Scope::Region as i32,
+            Scope::Zone as i32,
+            Scope::Subzone as i32,
+            Scope::Node as i32,
+            Scope::Cluster as i32,
+            Scope::Network as i32,
+        ],
+        [0, 1, 2, 3, 4, 5, 6]
+    );
+    assert_eq!(
+        [
+            Mode::UnspecifiedMode as i32,
+            Mode::Strict as i32,
+            Mode::Failover as i32,
+            Mode::Passthrough as i32,
+        ],
+        [0, 1, 2, 3]
+    );
+}
+
+#[test]
+fn security_authorization() {
+    let clause = security::Clause {
+        matches: vec![security::Match {
+            destination_ports: vec![80],
+            ..Default::default()
+        }],
+    };
+    check(
+        security::Authorization {
+            name: text("n"),
+            namespace: text("s"),
+            scope: security::Scope::WorkloadSelector.into(),
+            action: security::Action::Deny.into(),
+            rules: vec![security::Rule {
+                clauses: vec![clause],
+            }],
+            dry_run: true,
+            extensions: vec![extension()],
+        },
+        "0a 01 6e | 12 01 73 | 18 02 | 20 01 | 2a 07 0a 05 12 03 4a 01 50 | 30 01 |
+         3a 03 0a 01 65",
+    );
+    assert_eq!(
+        [
+            security::Scope::Global as i32,
+            security::Scope::Namespace as i32
+        ],
+        [0, 1]
+    );
+    assert_eq!(security::Action::Allow as i32, 0);
+}
+
+#[test]
+fn security_match() {
+    use security::string_match::MatchType;
+    let one = |kind| {
+        vec![security::StringMatch {
+            match_type: Some(kind),
+        }]
+    };
+    let range = || {
+        vec![security::Address {
+            address: Bytes::from_static(&[10, 0, 0, 0]),
+            length: 8,
+        }]
+    };
+    let account = || {
+        vec![security::ServiceAccountMatch {
+            namespace: text("s"),
+            service_account: text("a"),
+        }]
+    };
+    check(
+        security::Match {
+            namespaces: one(MatchType::Exact(text("a"))),
+            not_namespaces: one(MatchType::Prefix(text("b"))),
+            principals: one(MatchType::Suffix(text("c"))),
+            not_principals: one(MatchType::Presence(())),
+            source_ips: range(),
+            not_source_ips: range(),
+            destination_ips: range(),
+            not_destination_ips: range(),
+            destination_ports: vec![80],
+            not_destination_ports: vec![443],
+            service_accounts: account(),
+            not_service_accounts: account(),
+            extensions: vec![extension()],
+        },
+        "0a 03 0a 01 61 | 12 03 12 01 62 | 1a 03 1a 01 63 | 22 02 22 00 |
+         2a 08 0a 04 0a 00 00 00 10 08 | 32 08 0a 04 0a 00 00 00 10 08 |
+         3a 08 0a 04 0a 00 00 00 10 08 | 42 08 0a 04 0a 00 00 00 10 08 |
+         4a 01 50 | 52 02 bb 03 | 5a 06 0a 01 73 12 01 61 | 62 06 0a 01 73 12 01 61 |
+         6a 03 0a 01 65",
+    );
+}
+
+#[test]
+fn zds_messages() {
+    use zds::workload_request::Payload;
+    check(
+        zds::ZdsHello {
+            version: zds::Version::V1.into(),
+        },
+        "08 01",
+    );
+    let request = |payload| zds::WorkloadRequest {
+        payload: Some(payload),
+    };
+    check(
+        request(Payload::Add(zds::AddWorkload {
+            uid: text("u"),
+            workload_info: Some(zds::WorkloadInfo {
+                name: text("n"),
+                namespace: text("s"),
+                service_account: text("a"),
+            }),
+        })),
+        "0a 0e 0a 01 75 12 09 0a 01 6e 12 01 73 1a 01 61",
+    );
+    check(
+        request(Payload::Del(zds::DelWorkload { uid: text("u") })),
+        "12 03 12 01 75",
+    );
+    check(
+        request(Payload::SnapshotSent(zds::SnapshotSent {})),
+        "1a 00",
+    );
+    check(
+        request(Payload::Keep(zds::KeepWorkload { uid: text("u") })),
+        "2a 03 0a 01 75",
+    );
+    let ack = |error: &str| zds::WorkloadResponse {
+        payload: Some(zds::workload_response::Payload::Ack(zds::Ack {
+            error: text(error),
+        })),
+    };
+    check(ack(""), "0a 00");
+    check(ack("e"), "0a 03 0a 01 65");
+}
+
+#[test]
+fn ca_messages() {
+    let value = prost_types::Value {
+        kind: Some(prost_types::value::Kind::StringValue(text("v"))),
+    };
+    check(
+        ca::IstioCertificateRequest {
+            csr: text("c"),
+            validity_duration: 86_400,
+            metadata: Some(prost_types::Struct {
+                fields: [(text("k"), value)].into(),
+            }),
+        },
+        "0a 01 63 | 18 80 a3 05 | 22 0a 0a 08 0a 01 6b 12 03 1a 01 76",
+    );
+    check(
+        ca::IstioCertificateResponse {
+            cert_chain: vec![text("a"), text("b")],
+        },
+        "0a 01 61 | 0a 01 62",
+    );
+}
+
+fn node() -> ads::Node {
+    ads::Node {
+        id: text("i"),
+        ..Default::default()
+    }
+}
+
+fn refusal() -> ads::Status {
+    ads::Status {
+        message: text("m"),
+        ..Default::default()
+    }
+}
+
+fn body() -> ads::ResourceBody {
+    ads::ResourceBody {
+        type_url: text("t"),
+        value: Bytes::from_static(&[1]),
+    }
+}
+
+#[test]
+fn ads_node_and_status() {
+    check(
+        ads::Node {
+            id: text("i"),
+            cluster: text("c"),
+            metadata: Some(prost_types::Struct::default()),
+            build_version: text("b"),
+        },
+        "0a 01 69 | 12 01 63 | 1a 00 | 2a 01 62",
+    );
+    check(
+        ads::Status {
+            code: 3,
+            message: text("m"),
+            details: vec![any()],
+        },
+        "08 03 | 12 01 6d | 1a 06 0a 01 74 12 01 01",
+    );
+}
+
+#[test]
+fn ads_delta_messages() {
+    check(
+        ads::DeltaDiscoveryRequest {
+            node: Some(node()),
+            type_url: text("t"),
+            resource_names_subscribe: vec![text("a")],
+            resource_names_unsubscribe: vec![text("b")],
+            initial_resource_versions: [(text("n"), text("v"))].into(),
+            response_nonce: text("o"),
+            error_detail: Some(refusal()),
+        },
+        "0a 03 0a 01 69 | 12 01 74 | 1a 01 61 | 22 01 62 | 2a 06 0a 01 6e 12 01 76 |
+         32 01 6f | 3a 03 12 01 6d",
+    );
+    check(
+        ads::DeltaDiscoveryResponse {
+            system_version_info: text("v"),
+            resources: vec![ads::Resource {
+                version: text("v"),
+                resource: Some(body()),
+                name: text("n"),
+                aliases: vec![text("l")],
+                ttl: Some(prost_types::Duration {
+                    seconds: 1,
+                    nanos: 0,
+                }),
+                cache_control: Some(ads::resource::CacheControl { do_not_cache: true }),
+            }],
+            type_url: text("t"),
+            nonce: text("o"),
+            removed_resources: vec![text("r")],
+        },
+        "0a 01 76 | 12 19 0a 01 76 12 06 0a 01 74 12 01 01 1a 01 6e 22 01 6c 32 02 08 01
+         3a 02 08 01 | 22 01 74 | 2a 01 6f | 32 01 72",
+    );
+}
+
+#[test]
+fn ads_state_of_the_world_messages() {
+    check(
+        ads::DiscoveryRequest {
+            version_info: text("v"),
+            node: Some(node()),
+            resource_names: vec![text("a")],
+            type_url: text("t"),
+            response_nonce: text("o"),
+            error_detail: Some(refusal()),
+        },
+        "0a 01 76 | 12 03 0a 01 69 | 1a 01 61 | 22 01 74 | 2a 01 6f | 32 03 12 01 6d",
+    );
+    check(
+        ads::DiscoveryResponse {
+            version_info: text("v"),
+            resources: vec![body()],
+            canary: true,
+            type_url: text("t"),
+            nonce: text("o"),
+        },
+        "0a 01 76 | 12 06 0a 01 74 12 01 01 | 18 01 | 22 01 74 | 2a 01 6f",
+    );
+}
