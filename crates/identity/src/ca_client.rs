@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A certificate request goes out, a certificate chain comes in.
+//!
+//! The transport to Istio's certificate service. It sees requests and chains as
+//! text: no keys, no interpretation of the answer.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use prost_types::{Struct, Value, value::Kind};
+use proto::ca::IstioCertificateRequest;
+use proto::ca::istio_certificate_service_client::IstioCertificateServiceClient;
+use spiffe::SpiffeId;
+use tokio::sync::Mutex;
+
+use crate::{AuthenticatedChannel, BoxFuture, CertificateError, ControlPlane, chain};
+
+/// The metadata key under which a node names the workload it asks for.
+pub const IMPERSONATED_IDENTITY: &str = "ImpersonatedIdentity";
+
+/// A request for one certificate.
+#[derive(Debug, Clone)]
+pub struct CsrRequest {
+    /// The PEM request, signed by the key that will belong to the certificate.
+    pub csr_pem: String,
+    /// Whose certificate is asked for.
+    pub identity: SpiffeId,
+    /// The validity wished for.
+    pub ttl: Duration,
+}
+
+/// Someone who signs certificate requests.
+pub trait CaClient: Send + Sync {
+    /// The chain as PEM elements: leaf first, the bundle of roots last.
+    fn sign(&self, request: CsrRequest) -> BoxFuture<'_, Result<Vec<String>, CertificateError>>;
+}
+
+/// Istio's certificate service, asked on behalf of the node's workloads.
+pub struct IstioCa {
+    control_plane: ControlPlane,
+    /// Kept between requests; given up when a call finds it broken.
+    channel: Mutex<Option<AuthenticatedChannel>>,
+}
+
+impl IstioCa {
+    /// A client that connects at the first request.
+    pub fn new(control_plane: ControlPlane) -> Self {
+        Self {
+            control_plane,
+            channel: Mutex::new(None),
+        }
+    }
+
+    async fn channel(&self) -> Result<AuthenticatedChannel, String> {
+        let mut held = self.channel.lock().await;
+        if let Some(channel) = &*held {
+            return Ok(channel.clone());
+        }
+        let channel = self
+            .control_plane
+            .channel()
+            .await
+            .map_err(|error| chain(&error))?;
+        Ok(held.insert(channel).clone())
+    }
+
+    async fn create(&self, request: CsrRequest) -> Result<Vec<String>, String> {
+        let mut client = IstioCertificateServiceClient::new(self.channel().await?);
+        let message = IstioCertificateRequest {
+            csr: request.csr_pem,
+            validity_duration: i64::try_from(request.ttl.as_secs()).unwrap_or(i64::MAX),
+            metadata: Some(impersonate(&request.identity)),
+        };
+        match client.create_certificate(message).await {
+            Ok(response) => Ok(response.into_inner().cert_chain),
+            Err(status) => {
+                // A broken channel is rebuilt by the next request, with the roots of that time.
+                if status.code() == tonic::Code::Unavailable {
+                    *self.channel.lock().await = None;
+                }
+                Err(describe(&status))
+            }
+        }
+    }
+}
+
+impl CaClient for IstioCa {
+    fn sign(&self, request: CsrRequest) -> BoxFuture<'_, Result<Vec<String>, CertificateError>> {
+        Box::pin(async move {
+            let identity = request.identity.clone();
+            self.create(request)
+                .await
+                .map_err(|reason| CertificateError::Authority { identity, reason })
+        })
+    }
+}
+
+fn impersonate(identity: &SpiffeId) -> Struct {
+    let value = Value {
+        kind: Some(Kind::StringValue(identity.to_string())),
+    };
+    Struct {
+        fields: BTreeMap::from([(IMPERSONATED_IDENTITY.into(), value)]),
+    }
+}
+
+fn describe(status: &tonic::Status) -> String {
+    let mut text = format!("{:?}: {}", status.code(), status.message());
+    if let Some(source) = std::error::Error::source(status) {
+        text.push_str(": ");
+        text.push_str(&chain(source));
+    }
+    text
+}

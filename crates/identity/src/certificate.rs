@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A workload's key, certificate chain and roots, parsed once.
+//!
+//! In: what a certificate authority answered (PEM) and the key that the request
+//! was made with. Out: a value that can be used as it is, or a reason that names
+//! what is wrong. It knows nothing of how the answer was fetched.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
+
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::sign::CertifiedKey;
+use rustls::{RootCertStore, ServerConfig};
+use spiffe::SpiffeId;
+use x509_parser::extensions::GeneralName;
+use x509_parser::prelude::{FromDer, X509Certificate};
+use zeroize::Zeroizing;
+
+/// Why there is no certificate for an identity.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CertificateError {
+    /// Our side could not make a key or a request.
+    #[error("cannot prepare a certificate request for {identity}: {reason}")]
+    Request {
+        /// Whose certificate.
+        identity: SpiffeId,
+        /// What failed.
+        reason: String,
+    },
+    /// The authority could not be reached, or refused.
+    #[error("certificate authority gave no certificate for {identity}: {reason}")]
+    Authority {
+        /// Whose certificate.
+        identity: SpiffeId,
+        /// What the authority or the transport said.
+        reason: String,
+    },
+    /// The authority did not answer in time.
+    #[error("certificate authority did not answer for {identity} within {after:?}")]
+    TimedOut {
+        /// Whose certificate.
+        identity: SpiffeId,
+        /// How long was waited.
+        after: Duration,
+    },
+    /// The answer has no certificate at all.
+    #[error("certificate chain is empty")]
+    Empty,
+    /// The answer has a certificate, but no roots.
+    #[error("certificate chain has a single element: the bundle of roots is missing")]
+    NoRoots,
+    /// One element of the answer cannot be used.
+    #[error("certificate chain element {index} ({role}): {reason}")]
+    Element {
+        /// Position in the answer, from 0.
+        index: usize,
+        /// Leaf, intermediate or roots.
+        role: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The leaf carries no SPIFFE id.
+    #[error("certificate carries no SPIFFE id")]
+    NoIdentity,
+    /// The leaf is somebody else's.
+    #[error("certificate is for {found}, expected {expected}")]
+    WrongIdentity {
+        /// What was asked for.
+        expected: SpiffeId,
+        /// What was issued.
+        found: SpiffeId,
+    },
+    /// The private key is not usable, or is not the leaf's.
+    #[error("private key of the certificate: {0}")]
+    Key(String),
+    /// The certificate ran out and no newer one could be had.
+    #[error("certificate of {identity} has expired and could not be renewed: {reason}")]
+    Expired {
+        /// Whose certificate.
+        identity: SpiffeId,
+        /// Why the renewal failed, as far as known.
+        reason: String,
+    },
+    /// The identity was dropped while somebody waited for its certificate.
+    #[error("certificate of {0} is no longer needed on this node")]
+    Forgotten(SpiffeId),
+    /// A fixed set of certificates does not have it.
+    #[error("no certificate for {0}")]
+    Unknown(SpiffeId),
+}
+
+/// One certificate as an operator would look at it.
+#[derive(Debug, Clone)]
+pub struct Issued {
+    /// The certificate alone, in PEM.
+    pub pem: String,
+    /// The serial number, in decimal.
+    pub serial: String,
+    /// Start of validity.
+    pub not_before: SystemTime,
+    /// End of validity.
+    pub not_after: SystemTime,
+}
+
+/// A certificate ready for use, with its key and the roots it trusts.
+pub struct WorkloadCertificate {
+    identity: SpiffeId,
+    not_before: SystemTime,
+    not_after: SystemTime,
+    key: Arc<CertifiedKey>,
+    roots: Arc<RootCertStore>,
+    root_certificates: Vec<CertificateDer<'static>>,
+    pub(crate) server_config: OnceLock<Arc<ServerConfig>>,
+}
+
+impl WorkloadCertificate {
+    /// Reads an authority's answer: leaf first, intermediates, and the bundle of
+    /// roots as the last element.
+    ///
+    /// Without an `expected` identity, the leaf's own is taken.
+    pub fn from_pem(
+        expected: Option<&SpiffeId>,
+        cert_chain: &[String],
+        key_pkcs8_pem: &str,
+    ) -> Result<Self, CertificateError> {
+        let key =
+            Zeroizing::new(first_pem(key_pkcs8_pem, "PRIVATE KEY").map_err(CertificateError::Key)?);
+        Self::from_parts(expected, cert_chain, &key)
+    }
+
+    /// As [`Self::from_pem`], with the key as PKCS#8 DER.
+    pub(crate) fn from_parts(
+        expected: Option<&SpiffeId>,
+        cert_chain: &[String],
+        key_pkcs8: &[u8],
+    ) -> Result<Self, CertificateError> {
+        let (bundle, issued) = cert_chain.split_last().ok_or(CertificateError::Empty)?;
+        if issued.is_empty() {
+            return Err(CertificateError::NoRoots);
+        }
+        let chain = parse_issued(issued)?;
+        let (root_certificates, roots) = parse_roots(issued.len(), bundle)?;
+
+        let leaf = parse(&chain[0]).map_err(|reason| element(0, "leaf", reason))?;
+        let identity = first_spiffe_id(&leaf).ok_or(CertificateError::NoIdentity)?;
+        if let Some(expected) = expected
+            && *expected != identity
+        {
+            return Err(CertificateError::WrongIdentity {
+                expected: expected.clone(),
+                found: identity,
+            });
+        }
+        let (not_before, not_after) = validity(&leaf);
+
+        // Borrowed, so that the library makes no copy that nobody wipes.
+        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key_pkcs8));
+        let key = rustls::crypto::aws_lc_rs::sign::any_ecdsa_type(&key)
+            .or_else(|_| rustls::crypto::aws_lc_rs::sign::any_supported_type(&key))
+            .map_err(|error| CertificateError::Key(error.to_string()))?;
+        let key = CertifiedKey::new(chain, key);
+        key.keys_match().map_err(|error| {
+            CertificateError::Key(format!(
+                "does not match the certificate of {identity}: {error}"
+            ))
+        })?;
+
+        Ok(Self {
+            identity,
+            not_before,
+            not_after,
+            key: Arc::new(key),
+            roots: Arc::new(roots),
+            root_certificates,
+            server_config: OnceLock::new(),
+        })
+    }
+
+    /// Whose certificate this is.
+    pub fn identity(&self) -> &SpiffeId {
+        &self.identity
+    }
+
+    /// Start of validity.
+    pub fn not_before(&self) -> SystemTime {
+        self.not_before
+    }
+
+    /// End of validity.
+    pub fn not_after(&self) -> SystemTime {
+        self.not_after
+    }
+
+    /// The chain as presented to peers (leaf, then intermediates) with its key.
+    pub fn certified_key(&self) -> &Arc<CertifiedKey> {
+        &self.key
+    }
+
+    /// Whom this workload trusts.
+    pub fn roots(&self) -> &Arc<RootCertStore> {
+        &self.roots
+    }
+
+    /// When to renew: at half of the validity, moved by up to a tenth of that
+    /// half. `jitter` is drawn from -1.0 to 1.0, so that the certificates of a
+    /// node that started at once are not all renewed at once.
+    pub fn refresh_at(&self, jitter: f64) -> SystemTime {
+        const SPREAD: f64 = 0.1;
+        let half = self
+            .not_after
+            .duration_since(self.not_before)
+            .unwrap_or_default()
+            / 2;
+        self.not_before + half.mul_f64(1.0 + SPREAD * jitter.clamp(-1.0, 1.0))
+    }
+
+    /// Leaf and intermediates, for the admin dump.
+    pub fn chain(&self) -> Vec<Issued> {
+        self.key.cert.iter().filter_map(issued).collect()
+    }
+
+    /// The roots, for the admin dump.
+    pub fn root_chain(&self) -> Vec<Issued> {
+        self.root_certificates.iter().filter_map(issued).collect()
+    }
+
+    /// Leaf and intermediates as one PEM text.
+    pub fn chain_pem(&self) -> String {
+        self.key.cert.iter().map(to_pem).collect()
+    }
+
+    /// The roots as one PEM text.
+    pub fn roots_pem(&self) -> String {
+        self.root_certificates.iter().map(to_pem).collect()
+    }
+}
+
+// The key stays out of logs.
+impl fmt::Debug for WorkloadCertificate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkloadCertificate")
+            .field("identity", &self.identity)
+            .field("not_before", &self.not_before)
+            .field("not_after", &self.not_after)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A fresh P-256 key; wiped when dropped.
+pub(crate) fn generate_key() -> Result<Zeroizing<rcgen::KeyPair>, rcgen::Error> {
+    rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).map(Zeroizing::new)
+}
+
+/// A PEM request with an empty subject and one critical URI SAN.
+pub(crate) fn csr(identity: &SpiffeId, key: &rcgen::KeyPair) -> Result<String, rcgen::Error> {
+    let mut params = rcgen::CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.subject_alt_names = vec![rcgen::SanType::URI(identity.as_str().try_into()?)];
+    params.serialize_request(key)?.pem()
+}
+
+/// The first URI SAN that is a SPIFFE id; others are none of our business.
+pub(crate) fn first_spiffe_id(certificate: &X509Certificate<'_>) -> Option<SpiffeId> {
+    let names = certificate.subject_alternative_name().ok()??;
+    names
+        .value
+        .general_names
+        .iter()
+        .find_map(|name| match name {
+            GeneralName::URI(uri) => uri.parse().ok(),
+            _ => None,
+        })
+}
+
+/// Parses DER; the reason is what the parser said.
+pub(crate) fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, String> {
+    match X509Certificate::from_der(der) {
+        Ok(([], certificate)) => Ok(certificate),
+        Ok((rest, _)) => Err(format!("{} bytes follow the certificate", rest.len())),
+        Err(error) => Err(format!("not an X.509 certificate: {error}")),
+    }
+}
+
+/// Leaf and intermediates: one certificate per element, further blocks ignored.
+fn parse_issued(elements: &[String]) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
+    let mut chain = Vec::with_capacity(elements.len());
+    for (index, pem) in elements.iter().enumerate() {
+        let role = if index == 0 { "leaf" } else { "intermediate" };
+        let der = first_pem(pem, "CERTIFICATE").map_err(|reason| element(index, role, reason))?;
+        let der = CertificateDer::from(der);
+        parse(&der).map_err(|reason| element(index, role, reason))?;
+        chain.push(der);
+    }
+    Ok(chain)
+}
+
+type Roots = (Vec<CertificateDer<'static>>, RootCertStore);
+
+/// Every certificate of the bundle becomes a trust anchor.
+fn parse_roots(index: usize, bundle: &str) -> Result<Roots, CertificateError> {
+    let refuse = |reason: String| element(index, "roots", reason);
+    let mut certificates = Vec::new();
+    let mut store = RootCertStore::empty();
+    let blocks = pem::parse_many(bundle).map_err(|error| refuse(format!("not PEM: {error}")))?;
+    for block in blocks {
+        if block.tag() != "CERTIFICATE" {
+            return Err(refuse(format!("holds a {} block", block.tag())));
+        }
+        let der = CertificateDer::from(block.into_contents());
+        parse(&der).map_err(refuse)?;
+        // A certificate that cannot be an anchor (X.509 v1, say) must not cost us the others.
+        match store.add(der.clone()) {
+            Ok(()) => certificates.push(der),
+            Err(error) => {
+                tracing::warn!(%error, "root certificate skipped: not usable as trust anchor")
+            }
+        }
+    }
+    if store.is_empty() {
+        return Err(refuse("holds no usable root certificate".into()));
+    }
+    Ok((certificates, store))
+}
+
+/// The contents of the first PEM block, which must carry `label`.
+fn first_pem(text: &str, label: &str) -> Result<Vec<u8>, String> {
+    let block = pem::parse(text).map_err(|error| format!("not PEM: {error}"))?;
+    if block.tag() != label {
+        return Err(format!("holds a {} block, expected {label}", block.tag()));
+    }
+    Ok(block.into_contents())
+}
+
+fn element(index: usize, role: &'static str, reason: String) -> CertificateError {
+    CertificateError::Element {
+        index,
+        role,
+        reason,
+    }
+}
+
+fn validity(certificate: &X509Certificate<'_>) -> (SystemTime, SystemTime) {
+    let validity = certificate.validity();
+    (
+        system_time(validity.not_before.timestamp()),
+        system_time(validity.not_after.timestamp()),
+    )
+}
+
+/// Before 1970 counts as 1970: no certificate of ours is that old.
+fn system_time(seconds: i64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+}
+
+fn issued(der: &CertificateDer<'static>) -> Option<Issued> {
+    let certificate = parse(der).ok()?;
+    let (not_before, not_after) = validity(&certificate);
+    Some(Issued {
+        pem: to_pem(der),
+        serial: certificate.tbs_certificate.serial.to_string(),
+        not_before,
+        not_after,
+    })
+}
+
+fn to_pem(der: &CertificateDer<'static>) -> String {
+    let lines = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
+    pem::encode_config(&pem::Pem::new("CERTIFICATE", der.to_vec()), lines)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One certificate per identity, renewed before it expires.
+//!
+//! In: identities that somebody needs. Out: their current certificates. One task
+//! per identity fetches, publishes, sleeps and fetches again; callers on any
+//! thread read what it published last, or wait for its first word.
+//!
+//! ```text
+//!            first answer                      renewal answered
+//! Initializing ────────► Available ◄──────────────────────┐
+//!      │                     │  half-life: renew ─────────┤
+//!      │ failed              │  failed, still valid: keep ┘
+//!      ▼                     ▼  failed, expired
+//! Unavailable ◄──────────────┘     (backs off, tries on, may become Available)
+//! ```
+
+mod keeper;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use parking_lot::RwLock;
+use spiffe::SpiffeId;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, Semaphore, watch};
+use tokio::task::AbortHandle;
+
+use self::keeper::{Fetching, Keeper};
+use crate::{BoxFuture, CaClient, CertificateError, WorkloadCertificate};
+
+/// Fetches kept free for connections that wait, out of [`Config::concurrency`].
+const RESERVED_FOR_WAITING: usize = 2;
+
+/// How certificates are fetched.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The validity asked for.
+    pub ttl: Duration,
+    /// Fetches at the same time.
+    pub concurrency: usize,
+    /// How long the authority may take to answer.
+    pub fetch_timeout: Duration,
+    /// The pause after a first failure; it doubles with each further one.
+    pub backoff_min: Duration,
+    /// The longest pause after failures.
+    pub backoff_max: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            ttl: Duration::from_secs(24 * 60 * 60),
+            concurrency: 8,
+            fetch_timeout: Duration::from_secs(10),
+            backoff_min: Duration::from_secs(1),
+            backoff_max: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Where certificates come from.
+pub trait CertificateSource: Send + Sync {
+    /// The current certificate of an identity.
+    fn certificate(
+        &self,
+        id: &SpiffeId,
+    ) -> BoxFuture<'_, Result<Arc<WorkloadCertificate>, CertificateError>>;
+}
+
+/// A set of certificates that never changes.
+#[derive(Debug, Default)]
+pub struct FixedCertificates(HashMap<SpiffeId, Arc<WorkloadCertificate>>);
+
+impl FromIterator<Arc<WorkloadCertificate>> for FixedCertificates {
+    fn from_iter<I: IntoIterator<Item = Arc<WorkloadCertificate>>>(certificates: I) -> Self {
+        let by_identity = certificates
+            .into_iter()
+            .map(|certificate| (certificate.identity().clone(), certificate));
+        Self(by_identity.collect())
+    }
+}
+
+impl CertificateSource for FixedCertificates {
+    fn certificate(
+        &self,
+        id: &SpiffeId,
+    ) -> BoxFuture<'_, Result<Arc<WorkloadCertificate>, CertificateError>> {
+        let found = self
+            .0
+            .get(id)
+            .cloned()
+            .ok_or_else(|| CertificateError::Unknown(id.clone()));
+        Box::pin(std::future::ready(found))
+    }
+}
+
+/// What is known of one identity's certificate.
+#[derive(Debug, Clone)]
+pub enum CertificateState {
+    /// The first fetch is under way.
+    Initializing,
+    /// There is one.
+    Available {
+        /// The newest that was had.
+        certificate: Arc<WorkloadCertificate>,
+        /// Why it could not be renewed, if the last attempt failed.
+        renewal_failure: Option<CertificateError>,
+    },
+    /// There is none, and this is why.
+    Unavailable(CertificateError),
+}
+
+/// An identity and what is known of its certificate.
+#[derive(Debug, Clone)]
+pub struct CertificateStatus {
+    /// Whose.
+    pub identity: SpiffeId,
+    /// What is known.
+    pub state: CertificateState,
+}
+
+/// The time of day; handed in, so that tests can turn the clock.
+pub type Clock = Arc<dyn Fn() -> SystemTime + Send + Sync>;
+
+/// The certificates of a node's workloads. Clones share them.
+#[derive(Clone)]
+pub struct Certificates {
+    fetching: Arc<Fetching>,
+    runtime: Handle,
+    entries: Arc<RwLock<HashMap<SpiffeId, Entry>>>,
+}
+
+/// One identity; dropping it ends its task and with it the key's last holder here.
+struct Entry {
+    state: watch::Receiver<CertificateState>,
+    waiting: Arc<Notify>,
+    task: AbortHandle,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Certificates {
+    /// An empty set; fetches run on `runtime`, whoever asks.
+    pub fn new(ca: Arc<dyn CaClient>, config: Config, runtime: Handle) -> Self {
+        Self::with_clock(ca, config, runtime, Arc::new(SystemTime::now))
+    }
+
+    /// As [`Self::new`], by another clock.
+    pub fn with_clock(
+        ca: Arc<dyn CaClient>,
+        config: Config,
+        runtime: Handle,
+        clock: Clock,
+    ) -> Self {
+        let slots = config.concurrency.max(1);
+        let background = slots.saturating_sub(RESERVED_FOR_WAITING).max(1);
+        Self {
+            fetching: Arc::new(Fetching {
+                ca,
+                config,
+                clock,
+                slots: Arc::new(Semaphore::new(slots)),
+                background_slots: Arc::new(Semaphore::new(background)),
+            }),
+            runtime,
+            entries: Arc::default(),
+        }
+    }
+
+    /// The current certificate of `id`, fetched now if nobody asked before.
+    ///
+    /// Callers that ask at the same time share one fetch. While an identity is
+    /// unavailable, callers learn why at once instead of waiting for the next try.
+    pub async fn certificate(
+        &self,
+        id: &SpiffeId,
+    ) -> Result<Arc<WorkloadCertificate>, CertificateError> {
+        let mut state = self.watch(id, Demand::Waiting);
+        let settled = state
+            .wait_for(|state| !matches!(state, CertificateState::Initializing))
+            .await
+            .map_err(|_| CertificateError::Forgotten(id.clone()))?;
+        match &*settled {
+            CertificateState::Available {
+                certificate,
+                renewal_failure,
+            } => {
+                if certificate.not_after() > (self.fetching.clock)() {
+                    return Ok(Arc::clone(certificate));
+                }
+                Err(CertificateError::Expired {
+                    identity: id.clone(),
+                    reason: match renewal_failure {
+                        Some(failure) => failure.to_string(),
+                        None => "renewal is under way".into(),
+                    },
+                })
+            }
+            CertificateState::Unavailable(error) => Err(error.clone()),
+            CertificateState::Initializing => Err(CertificateError::Forgotten(id.clone())),
+        }
+    }
+
+    /// Fetches ahead of need; a connection that waits goes first.
+    pub fn prefetch(&self, id: SpiffeId) {
+        drop(self.watch(&id, Demand::Prefetch));
+    }
+
+    /// Drops an identity's key and certificate; a fetch under way is abandoned.
+    pub fn forget(&self, id: &SpiffeId) {
+        if self.entries.write().remove(id).is_some() {
+            tracing::debug!(identity = %id, "certificate forgotten");
+        }
+    }
+
+    /// Every identity and its certificate, ordered by identity.
+    pub fn states(&self) -> Vec<CertificateStatus> {
+        let mut states: Vec<_> = self
+            .entries
+            .read()
+            .iter()
+            .map(|(identity, entry)| CertificateStatus {
+                identity: identity.clone(),
+                state: entry.state.borrow().clone(),
+            })
+            .collect();
+        states.sort_by(|a, b| a.identity.cmp(&b.identity));
+        states
+    }
+
+    fn watch(&self, id: &SpiffeId, demand: Demand) -> watch::Receiver<CertificateState> {
+        if let Some(entry) = self.entries.read().get(id).filter(|entry| entry.alive()) {
+            return entry.watch(demand);
+        }
+        let mut entries = self.entries.write();
+        // Somebody may have been quicker between the two locks.
+        if let Some(entry) = entries.get(id).filter(|entry| entry.alive()) {
+            return entry.watch(demand);
+        }
+        let entry = self.start(id.clone());
+        let state = entry.watch(demand);
+        entries.insert(id.clone(), entry);
+        state
+    }
+
+    fn start(&self, identity: SpiffeId) -> Entry {
+        let (publish, state) = watch::channel(CertificateState::Initializing);
+        let waiting = Arc::new(Notify::new());
+        let keeper = Keeper {
+            identity,
+            fetching: Arc::clone(&self.fetching),
+            waiting: Arc::clone(&waiting),
+            publish,
+        };
+        let task = self.runtime.spawn(keeper.run()).abort_handle();
+        Entry {
+            state,
+            waiting,
+            task,
+        }
+    }
+}
+
+impl CertificateSource for Certificates {
+    fn certificate(
+        &self,
+        id: &SpiffeId,
+    ) -> BoxFuture<'_, Result<Arc<WorkloadCertificate>, CertificateError>> {
+        let id = id.clone();
+        Box::pin(async move { Self::certificate(self, &id).await })
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Demand {
+    /// Nobody waits yet.
+    Prefetch,
+    /// A connection waits.
+    Waiting,
+}
+
+impl Entry {
+    fn watch(&self, demand: Demand) -> watch::Receiver<CertificateState> {
+        if demand == Demand::Waiting
+            && matches!(*self.state.borrow(), CertificateState::Initializing)
+        {
+            self.waiting.notify_one();
+        }
+        self.state.clone()
+    }
+
+    /// False once its task is gone, which only a shut-down runtime or a panic brings about.
+    fn alive(&self) -> bool {
+        self.state.has_changed().is_ok()
+    }
+}
