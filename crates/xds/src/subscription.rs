@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One resource type's subscription, without I/O: what is held, what was accepted,
+//! what was refused and why.
+//!
+//! In: responses, and the handler's verdict on them. Out: the requests to send.
+//!
+//! ```text
+//! open() ──request──► ... response ──► receive() ──Delivery──► handler
+//!    ▲                                                            │ rejections
+//!    └─ new stream ──────────── reply ◄── conclude() ◄────────────┘
+//! ```
+//!
+//! The subscription is to every resource of its type, the way that naming none
+//! means it. Names come in when there is a type to ask for on demand; the versions
+//! held, which survive the stream, are what such a request would be made of too.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use proto::ads::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Node, Status};
+
+/// A resource as it arrived.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resource {
+    /// The name that versions and removals refer to.
+    pub name: String,
+    /// The version, which may be empty.
+    pub version: String,
+    /// The resource, serialised.
+    pub body: Bytes,
+}
+
+/// A resource that is not accepted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejection {
+    /// Which.
+    pub name: String,
+    /// Why, in words that help the control plane's operator.
+    pub reason: String,
+}
+
+/// A response, split into what the handler gets and what the reply needs.
+#[derive(Debug)]
+pub struct Delivery {
+    /// To be applied first.
+    pub resources: Vec<Resource>,
+    /// To be removed after that.
+    pub removed: Vec<String>,
+    /// What the reply is made of.
+    pub pending: Pending,
+}
+
+/// A response that has not been answered yet.
+#[derive(Debug)]
+#[must_use = "each response must be answered"]
+pub struct Pending {
+    nonce: String,
+    versions: Vec<(String, String)>,
+    removed: Vec<String>,
+    refused: Vec<Rejection>,
+}
+
+/// What is asked for and held of one resource type; outlives streams.
+#[derive(Debug)]
+pub struct Subscription {
+    type_url: &'static str,
+    held: BTreeMap<String, String>,
+    acknowledged: bool,
+}
+
+impl Subscription {
+    /// Everything of this type; nothing is held yet.
+    pub fn new(type_url: &'static str) -> Self {
+        Self {
+            type_url,
+            held: BTreeMap::new(),
+            acknowledged: false,
+        }
+    }
+
+    /// The type subscribed to.
+    pub fn type_url(&self) -> &'static str {
+        self.type_url
+    }
+
+    /// Name to version of what was accepted.
+    pub fn held(&self) -> &BTreeMap<String, String> {
+        &self.held
+    }
+
+    /// True once a whole response was accepted. Losing the stream does not undo it.
+    pub fn acknowledged(&self) -> bool {
+        self.acknowledged
+    }
+
+    /// The first request of a stream: it says what is held already, so that only
+    /// the difference comes.
+    pub fn open(&self, node: &Node) -> DeltaDiscoveryRequest {
+        DeltaDiscoveryRequest {
+            node: Some(node.clone()),
+            type_url: self.type_url.into(),
+            initial_resource_versions: self.held.clone(),
+            ..DeltaDiscoveryRequest::default()
+        }
+    }
+
+    /// Takes a response apart. A resource without a body is refused here.
+    pub fn receive(&self, response: DeltaDiscoveryResponse) -> Delivery {
+        let mut resources = Vec::with_capacity(response.resources.len());
+        let mut pending = Pending {
+            nonce: response.nonce,
+            versions: Vec::with_capacity(response.resources.len()),
+            removed: response.removed_resources.clone(),
+            refused: Vec::new(),
+        };
+        for resource in response.resources {
+            let Some(body) = resource.resource else {
+                pending.refused.push(Rejection {
+                    name: resource.name,
+                    reason: "resource has no body".into(),
+                });
+                continue;
+            };
+            pending
+                .versions
+                .push((resource.name.clone(), resource.version.clone()));
+            resources.push(Resource {
+                name: resource.name,
+                version: resource.version,
+                body: body.value,
+            });
+        }
+        Delivery {
+            resources,
+            removed: response.removed_resources,
+            pending,
+        }
+    }
+
+    /// Records what the handler made of a delivery, and words the reply.
+    ///
+    /// A refused resource keeps the version that was accepted before, if any: the
+    /// control plane will send it again to a new stream.
+    pub fn conclude(
+        &mut self,
+        pending: Pending,
+        rejections: Vec<Rejection>,
+    ) -> DeltaDiscoveryRequest {
+        let mut refused = pending.refused;
+        refused.extend(rejections);
+        let names: BTreeSet<&str> = refused
+            .iter()
+            .map(|refusal| refusal.name.as_str())
+            .collect();
+        for (name, version) in pending.versions {
+            if !names.contains(name.as_str()) {
+                self.held.insert(name, version);
+            }
+        }
+        for name in &pending.removed {
+            self.held.remove(name);
+        }
+        let error_detail = (!refused.is_empty()).then(|| nack(&refused));
+        self.acknowledged |= error_detail.is_none();
+        DeltaDiscoveryRequest {
+            type_url: self.type_url.into(),
+            response_nonce: pending.nonce,
+            error_detail,
+            ..DeltaDiscoveryRequest::default()
+        }
+    }
+}
+
+/// The reply to a response of a type that nobody subscribed to: refused, so that
+/// the control plane's operator sees it, and the stream goes on.
+pub fn refuse_unknown_type(response: DeltaDiscoveryResponse) -> DeltaDiscoveryRequest {
+    let refusal = Rejection {
+        name: response.type_url.clone(),
+        reason: "type was not subscribed to".into(),
+    };
+    DeltaDiscoveryRequest {
+        type_url: response.type_url,
+        response_nonce: response.nonce,
+        error_detail: Some(nack(&[refusal])),
+        ..DeltaDiscoveryRequest::default()
+    }
+}
+
+fn nack(refused: &[Rejection]) -> Status {
+    let reasons: Vec<_> = refused
+        .iter()
+        .map(|refusal| format!("{}: {}", refusal.name, refusal.reason))
+        .collect();
+    Status {
+        message: reasons.join("; "),
+        ..Status::default()
+    }
+}
+
+#[cfg(test)]
+mod tests;
