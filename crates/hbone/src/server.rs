@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The accepting end of a tunnel: TLS that demands a client of the mesh, HTTP/2, and a handler per stream.
+//!
+//! ```text
+//!   accept ─► TLS ─► HTTP/2 ─► one turn after another: streams in, frames out
+//!                                │ CONNECT               │ drain
+//!                                ▼                       ▼
+//!                          handler's own task      GOAWAY, then wait for the streams
+//! ```
+
+use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use h2::RecvStream;
+use h2::server::{Connection, SendResponse};
+use http::{Request, StatusCode};
+use identity::{BoxFuture, WorkloadCertificate, tls};
+use parking_lot::Mutex;
+use spiffe::SpiffeId;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+
+use crate::client::TLS_BUFFER;
+use crate::config::{self, Config};
+use crate::error::{ServeError, TunnelError, TunnelFault};
+use crate::io::TunnelIo;
+use crate::keepalive::Keepalive;
+use crate::stream::{Receive, Stream, Supply, Transmit, TunnelEnd};
+use crate::wire::{self, Baggage, ConnectRequest};
+
+/// Decides what becomes of each stream.
+pub trait Handler: Send + Sync + 'static {
+    /// Answers one stream and, if it accepts, carries it to its end. Runs in a task of its own, which is aborted
+    /// when the tunnel is cut.
+    fn connect(self: Arc<Self>, incoming: Incoming) -> impl Future<Output = ()> + Send;
+}
+
+/// Serves tunnels.
+#[derive(Debug, Clone)]
+pub struct Server {
+    config: Arc<Config>,
+}
+
+impl Server {
+    /// A server with these sizes and time-outs.
+    pub fn new(config: Config) -> Self {
+        Self {
+            config: Arc::new(config),
+        }
+    }
+
+    /// Serves one accepted connection until the client ends it, it breaks, or it has drained.
+    ///
+    /// When `drain` becomes true the client is told to open no more streams, and this returns once those that are
+    /// open have ended. Dropping the future cuts the connection, its streams and their applications' connections.
+    ///
+    /// # Errors
+    /// Each names the party at fault; streams and handlers have ended when this returns.
+    pub async fn serve<H: Handler>(
+        &self,
+        tcp: TcpStream,
+        certificate: Arc<WorkloadCertificate>,
+        handler: Arc<H>,
+        drain: watch::Receiver<bool>,
+    ) -> Result<(), ServeError> {
+        let _ = tcp.set_nodelay(true);
+        let peer_address = tcp.peer_addr().ok();
+        let config = tls::server_config(&certificate)
+            .map_err(|error| ServeError::Certificate(error.to_string().into()))?;
+        let limit = self.config.handshake_timeout;
+        // Boxed: large, and over soon, while what follows lives for days.
+        let handshake = Box::pin(self.handshake(tcp, TlsAcceptor::from(config)));
+        let (peer, io, mut connection) = timeout(limit, handshake)
+            .await
+            .map_err(|_| ServeError::HandshakeTimeout(limit))??;
+        let keepalive = Keepalive::new(connection.ping_pong(), io.pulse(), &self.config);
+        io.gather();
+        let mut tunnel = Tunnel {
+            connection,
+            io,
+            keepalive,
+            drain: draining(drain),
+            tasks: JoinSet::new(),
+        };
+        let outcome = loop {
+            match poll_fn(|cx| tunnel.poll_next(cx)).await {
+                Next::Stream(request, respond) => {
+                    let identity = Peer {
+                        identity: peer.clone(),
+                        address: peer_address,
+                    };
+                    tunnel.tasks.spawn(serve_stream(
+                        identity,
+                        *request,
+                        respond,
+                        Arc::clone(&handler),
+                    ));
+                }
+                Next::Drain => tunnel.connection.graceful_shutdown(),
+                // Without streams it is the client's right to leave as it likes.
+                Next::Ended(Err(error))
+                    if tunnel.tasks.is_empty() && error.fault() == TunnelFault::Connection =>
+                {
+                    break Ok(());
+                }
+                Next::Ended(result) => break result,
+            }
+        };
+        let Tunnel {
+            connection,
+            mut tasks,
+            ..
+        } = tunnel;
+        // Streams that still live now learn that their tunnel is gone.
+        drop(connection);
+        while let Some(ended) = tasks.join_next().await {
+            report(ended);
+        }
+        outcome.map_err(ServeError::Tunnel)
+    }
+
+    async fn handshake(
+        &self,
+        tcp: TcpStream,
+        tls: TlsAcceptor,
+    ) -> Result<(SpiffeId, Io, Connection<Io, Bytes>), ServeError> {
+        let mut secured = tls.accept(tcp).await.map_err(ServeError::Handshake)?;
+        let (_, session) = secured.get_mut();
+        session.set_buffer_limit(Some(TLS_BUFFER));
+        let peer = tls::authenticated_peer(session).map_err(|error| match error {
+            tls::TlsError::NoPeerIdentity => ServeError::PeerIdentity,
+            error => ServeError::Handshake(io::Error::other(error)),
+        })?;
+        let io = TunnelIo::new(secured);
+        let connection = builder(&self.config)
+            .handshake(io.clone())
+            .await
+            .map_err(|error| ServeError::Handshake(TunnelError::from(error).into_io()))?;
+        Ok((peer, io, connection))
+    }
+}
+
+type Io = TunnelIo<tokio_rustls::server::TlsStream<TcpStream>>;
+
+fn builder(config: &Config) -> h2::server::Builder {
+    let mut builder = h2::server::Builder::new();
+    builder
+        .initial_window_size(config.stream_window)
+        .initial_connection_window_size(config.connection_window_for(config.max_streams))
+        .max_frame_size(config.max_frame)
+        .max_header_list_size(config::SERVER_HEADER_LIST)
+        .max_concurrent_streams(config.max_streams)
+        .max_send_buffer_size(config.send_buffer)
+        .max_pending_accept_reset_streams(config::MAX_PENDING_RESETS)
+        .max_concurrent_reset_streams(config::MAX_REMEMBERED_RESETS)
+        .max_local_error_reset_streams(Some(config::MAX_ERROR_RESETS))
+        .data_frame_budget(config::DATA_FRAME_BUDGET);
+    builder
+}
+
+/// Resolves when the drain is asked for; never, if whoever could ask is gone.
+fn draining(mut drain: watch::Receiver<bool>) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        if drain.wait_for(|asked| *asked).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    })
+}
+
+/// A served connection and the tasks of its streams.
+struct Tunnel<T> {
+    connection: Connection<TunnelIo<T>, Bytes>,
+    io: TunnelIo<T>,
+    keepalive: Keepalive,
+    /// Replaced by a future that never resolves once it has been heard.
+    drain: BoxFuture<'static, ()>,
+    tasks: JoinSet<()>,
+}
+
+enum Next {
+    Stream(Box<Request<RecvStream>>, SendResponse<Bytes>),
+    Drain,
+    Ended(Result<(), TunnelError>),
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Tunnel<T> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
+        if let Poll::Ready(error) = self.keepalive.poll(cx) {
+            return Poll::Ready(Next::Ended(Err(error)));
+        }
+        if self.drain.as_mut().poll(cx).is_ready() {
+            self.drain = Box::pin(std::future::pending());
+            return Poll::Ready(Next::Drain);
+        }
+        while let Poll::Ready(Some(ended)) = self.tasks.poll_join_next(cx) {
+            report(ended);
+        }
+        let accepted = self.connection.poll_accept(cx);
+        // The end of a turn: what the library has written leaves now. If the socket has no room, its readiness wakes
+        // this task again.
+        let drained = self.io.poll_drain(cx);
+        match accepted {
+            Poll::Ready(Some(Ok((request, respond)))) => {
+                Poll::Ready(Next::Stream(Box::new(request), respond))
+            }
+            Poll::Ready(Some(Err(error))) => Poll::Ready(Next::Ended(Err(error.into()))),
+            Poll::Ready(None) => Poll::Ready(Next::Ended(Ok(()))),
+            Poll::Pending => match drained {
+                Poll::Ready(Err(error)) => Poll::Ready(Next::Ended(Err(error.into()))),
+                _ => Poll::Pending,
+            },
+        }
+    }
+}
+
+fn report(ended: Result<(), tokio::task::JoinError>) {
+    if let Err(error) = ended
+        && error.is_panic()
+    {
+        tracing::error!(%error, "the handler of a stream panicked; its stream was reset");
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Peer {
+    identity: SpiffeId,
+    address: Option<SocketAddr>,
+}
+
+/// What has come for a stream that is not accepted yet. It is shared by the handler, which takes it when it accepts,
+/// and by the stream's task, which meanwhile keeps small frames from piling up.
+type Early = Arc<Mutex<Option<Receive>>>;
+
+async fn serve_stream<H: Handler>(
+    peer: Peer,
+    request: Request<RecvStream>,
+    respond: SendResponse<Bytes>,
+    handler: Arc<H>,
+) {
+    let connect = ConnectRequest::from_http(&request);
+    let early: Early = Arc::new(Mutex::new(Some(Receive::new(request.into_body()))));
+    let mut responder = Responder {
+        respond,
+        answered: false,
+    };
+    let request = match connect {
+        Ok(request) => request,
+        Err(error) => {
+            tracing::debug!(peer = %peer.identity, %error, "malformed request");
+            responder.refuse(StatusCode::BAD_REQUEST);
+            return;
+        }
+    };
+    let incoming = Incoming {
+        peer: peer.identity,
+        peer_address: peer.address,
+        request,
+        responder,
+        early: Arc::clone(&early),
+    };
+    let mut handled = pin!(handler.connect(incoming));
+    let mut waiting = true;
+    poll_fn(|cx| {
+        let done = handled.as_mut().poll(cx);
+        if waiting && done.is_pending() {
+            waiting = gather_early(&early, cx);
+        }
+        done
+    })
+    .await;
+}
+
+/// Takes over what has come; says whether there may be more to take over.
+fn gather_early(early: &Early, cx: &mut Context<'_>) -> bool {
+    early.lock().as_mut().is_some_and(|receive| {
+        let more = matches!(receive.fill(cx), Ok(Supply::Open));
+        receive.chunks.settle();
+        more
+    })
+}
+
+/// A stream that waits for an answer. Dropping it without one answers 503.
+pub struct Incoming {
+    /// Who the client has proven to be.
+    pub peer: SpiffeId,
+    /// Where the tunnel comes from.
+    pub peer_address: Option<SocketAddr>,
+    /// What it asks for.
+    pub request: ConnectRequest,
+    responder: Responder,
+    early: Early,
+}
+
+impl Incoming {
+    /// Answers 200, with what is said of the destination if that is wanted.
+    ///
+    /// # Errors
+    /// The client has reset the stream, or the tunnel is gone.
+    pub fn accept(mut self, baggage: Option<&Baggage>) -> Result<Stream, TunnelError> {
+        let receive = self.early.lock().take().ok_or_else(TunnelError::closed)?;
+        self.responder.answered = true;
+        let transmit = self
+            .responder
+            .respond
+            .send_response(wire::accepted(baggage), false)?;
+        Ok(Stream {
+            transmit: Transmit::new(transmit, TunnelEnd::Server),
+            receive,
+            _slot: None,
+        })
+    }
+
+    /// Answers with a status and ends the stream; its tunnel stays.
+    pub fn reject(mut self, status: StatusCode) {
+        self.responder.refuse(status);
+    }
+
+    /// Waits until the client gives the stream up, or the tunnel breaks: no need to go on connecting then.
+    pub async fn abandoned(&mut self) -> TunnelError {
+        poll_fn(|cx| match self.responder.respond.poll_reset(cx) {
+            Poll::Ready(Ok(reason)) => Poll::Ready(TunnelError::reset(reason)),
+            Poll::Ready(Err(error)) => Poll::Ready(error.into()),
+            Poll::Pending => Poll::Pending,
+        })
+        .await
+    }
+}
+
+impl std::fmt::Debug for Incoming {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Incoming")
+            .field("peer", &self.peer)
+            .field("request", &self.request)
+            .finish_non_exhaustive()
+    }
+}
+
+struct Responder {
+    respond: SendResponse<Bytes>,
+    answered: bool,
+}
+
+impl Responder {
+    fn refuse(&mut self, status: StatusCode) {
+        self.answered = true;
+        // An error means that the client is no longer there to hear it.
+        let _ = self.respond.send_response(wire::refused(status), true);
+    }
+}
+
+impl Drop for Responder {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.refuse(StatusCode::SERVICE_UNAVAILABLE);
+        }
+    }
+}
