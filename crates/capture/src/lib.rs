@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the node agent (`redirect`) and the node proxy (`ztunnel`) agree on inside a pod.
+//!
+//! - [`contract`]: ports, marks, addresses and table names
+//! - [`netns`]: hold, enter and identify a network namespace
+//! - [`socket`]: original destination, marks, transparent listeners and connectors
+//! - [`seqpacket`]: packets over a unix socket, with file descriptors
+//!
+//! All `unsafe` code of the project lives here. The crate knows nothing of pods, policies or protocols, and none of our
+//! other crates.
+
+pub mod contract;
+pub mod netns;
+pub mod seqpacket;
+pub mod socket;
+
+pub use netns::{Netns, NetnsId};

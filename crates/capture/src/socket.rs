@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Sockets inside a pod: where a captured connection wanted to go, listeners that capture rules lead to, and connectors
+//! that the rules leave alone.
+//!
+//! Only making and binding a socket happens inside the pod's namespace; everything later runs on the caller's thread
+//! where it is.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use nix::sys::socket::{setsockopt, sockopt};
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
+
+use crate::netns::Netns;
+
+/// How many connections may wait to be accepted.
+const BACKLOG: i32 = 1024;
+
+/// Where a redirected connection wanted to go. A connection that was not redirected yields the address it reached.
+pub fn original_dst(socket: &impl AsFd) -> io::Result<SocketAddr> {
+    let socket = SockRef::from(socket);
+    let local = canonical(&socket.local_addr()?)?;
+    // A dual-stack socket carries both families; conntrack keeps each under its own option.
+    let original = match local {
+        SocketAddr::V4(_) => socket.original_dst_v4()?,
+        SocketAddr::V6(_) => socket.original_dst_v6()?,
+    };
+    canonical(&original)
+}
+
+fn canonical(address: &SockAddr) -> io::Result<SocketAddr> {
+    let address = address
+        .as_socket()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "not an IP socket"))?;
+    Ok(SocketAddr::new(address.ip().to_canonical(), address.port()))
+}
+
+/// May a listener answer for addresses that are not its own? Needed to keep the source address of inbound connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transparent {
+    Off,
+    /// Try, and carry on without.
+    BestEffort,
+    Required,
+}
+
+/// What became of [`Transparent`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TransparentState {
+    On,
+    Off,
+}
+
+/// What a listener in a pod is like.
+#[derive(Debug, Clone, Copy)]
+pub struct ListenOptions {
+    /// Mark of the packets of every accepted connection.
+    pub mark: Option<u32>,
+    pub transparent: Transparent,
+    /// Lets an old and a new process listen on the port at the same time.
+    pub reuse_port: bool,
+    /// Serve IPv6 too, where the kernel has it.
+    pub v6: bool,
+}
+
+/// Listens on all addresses of a pod, or of its loopback with [`listen_at`]. The socket is non-blocking.
+pub fn listen(
+    netns: &Netns,
+    port: u16,
+    options: ListenOptions,
+) -> io::Result<(TcpListener, TransparentState)> {
+    if options.v6 {
+        match listen_at(
+            netns,
+            SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port),
+            options,
+        ) {
+            Err(error) if no_ipv6(&error) => {}
+            other => return other,
+        }
+    }
+    listen_at(
+        netns,
+        SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port),
+        options,
+    )
+}
+
+/// Listens on one address inside a namespace; the IPv6 wildcard serves IPv4 as well.
+pub fn listen_at(
+    netns: &Netns,
+    address: SocketAddr,
+    options: ListenOptions,
+) -> io::Result<(TcpListener, TransparentState)> {
+    let (socket, transparent) = netns.enter(|| -> io::Result<_> {
+        let socket = tcp(address.ip())?;
+        if address.is_ipv6() {
+            socket.set_only_v6(!address.ip().is_unspecified())?;
+        }
+        // A restarted process finds its old connections in TIME_WAIT on this port.
+        socket.set_reuse_address(true)?;
+        if options.reuse_port {
+            socket.set_reuse_port(true)?;
+        }
+        if let Some(mark) = options.mark {
+            socket.set_mark(mark)?;
+        }
+        let transparent = match options.transparent {
+            Transparent::Off => TransparentState::Off,
+            Transparent::BestEffort => match set_transparent(&socket) {
+                Ok(()) => TransparentState::On,
+                Err(_) => TransparentState::Off,
+            },
+            Transparent::Required => {
+                set_transparent(&socket)?;
+                TransparentState::On
+            }
+        };
+        socket.bind(&address.into())?;
+        Ok((socket, transparent))
+    })??;
+    socket.listen(BACKLOG)?;
+    Ok((socket.into(), transparent))
+}
+
+/// A socket to connect with from inside a namespace, non-blocking. `bind` makes it speak from that address, which may
+/// belong to somebody else: needs CAP_NET_ADMIN or CAP_NET_RAW.
+pub fn tcp_socket(
+    netns: &Netns,
+    family: Domain,
+    mark: Option<u32>,
+    bind: Option<IpAddr>,
+) -> io::Result<Socket> {
+    netns.enter(|| {
+        let socket = Socket::new(
+            family,
+            Type::STREAM.nonblocking().cloexec(),
+            Some(Protocol::TCP),
+        )?;
+        socket.set_tcp_nodelay(true)?;
+        if let Some(mark) = mark {
+            socket.set_mark(mark)?;
+        }
+        if let Some(address) = bind {
+            set_transparent(&socket)?;
+            if family == Domain::IPV6 {
+                socket.set_freebind_v6(true)?;
+            } else {
+                socket.set_freebind_v4(true)?;
+            }
+            // The port is chosen at connect, so that one source may hold one port towards many destinations.
+            setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)?;
+            socket.bind(&SocketAddr::new(address, 0).into())?;
+        }
+        Ok(socket)
+    })?
+}
+
+/// The socket domain that reaches an address.
+pub fn domain_of(address: IpAddr) -> Domain {
+    match address {
+        IpAddr::V4(_) => Domain::IPV4,
+        IpAddr::V6(_) => Domain::IPV6,
+    }
+}
+
+/// Marks the packets of a socket.
+pub fn set_mark(socket: &impl AsFd, mark: u32) -> io::Result<()> {
+    SockRef::from(socket).set_mark(mark)
+}
+
+/// How a connection notices that its peer is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keepalive {
+    pub idle: Duration,
+    pub interval: Duration,
+    pub probes: u32,
+}
+
+impl Default for Keepalive {
+    fn default() -> Self {
+        Self {
+            idle: Duration::from_secs(180),
+            interval: Duration::from_secs(180),
+            probes: 9,
+        }
+    }
+}
+
+impl Keepalive {
+    /// The time after which unacknowledged data means the same as unanswered probes.
+    pub fn user_timeout(&self) -> Duration {
+        self.idle + self.interval * self.probes
+    }
+}
+
+/// Probes an idle peer.
+pub fn set_keepalive(socket: &impl AsFd, keepalive: Keepalive) -> io::Result<()> {
+    SockRef::from(socket).set_tcp_keepalive(
+        &TcpKeepalive::new()
+            .with_time(keepalive.idle)
+            .with_interval(keepalive.interval)
+            .with_retries(keepalive.probes),
+    )
+}
+
+/// Gives up on a peer that acknowledges nothing for this long.
+pub fn set_user_timeout(socket: &impl AsFd, timeout: Duration) -> io::Result<()> {
+    SockRef::from(socket).set_tcp_user_timeout(Some(timeout))
+}
+
+fn tcp(family: IpAddr) -> io::Result<Socket> {
+    Socket::new(
+        domain_of(family),
+        Type::STREAM.nonblocking().cloexec(),
+        Some(Protocol::TCP),
+    )
+}
+
+/// On Linux the IPv4 option sets the one flag that both families look at.
+fn set_transparent(socket: &Socket) -> io::Result<()> {
+    socket.set_ip_transparent_v4(true)
+}
+
+fn no_ipv6(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL)
+    )
+}
