@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Picks an endpoint of a service: ready, reachable, on the port asked for, of the best locality, drawn by weight.
+//!
+//! ```text
+//! endpoints ─ health ─► ready ─ address, gateway ─► reachable ─ port ─► candidates ─ locality ─► best ─ weight ─► one
+//! ```
+//!
+//! When nothing is left, the answer names the step that left nothing.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use rand::{Rng, RngExt};
+
+use crate::service::{HealthPolicy, LoadBalancer, Mode, Scope, Service};
+use crate::store::Store;
+use crate::workload::{HealthStatus, Workload};
+
+/// An endpoint with the port to reach it on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Upstream {
+    /// The endpoint.
+    pub workload: Arc<Workload>,
+    /// The port of its application.
+    pub port: u16,
+    /// The service it was picked for; none where the workload itself was addressed.
+    pub service: Option<Arc<Service>>,
+}
+
+/// What an endpoint must know of the port asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortRule {
+    /// The service defines the port, and the endpoint maps it if it is a named one.
+    Defined,
+    /// As for a waypoint: an endpoint with an application tunnel takes any port.
+    DefinedOrTunnelled,
+}
+
+/// Why a service has no endpoint for a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoEndpoint {
+    /// No workload backs the service.
+    #[error("no workload backs it")]
+    Empty,
+    /// Some do, and none is ready.
+    #[error("none of its {0} endpoints is ready")]
+    NoneReady(usize),
+    /// Some are ready, and none can be reached from here.
+    #[error("none of its ready endpoints has an address or a gateway that leads to it")]
+    NoneReachable,
+    /// The port is not the service's, or none of its endpoints maps it.
+    #[error("it has no endpoint for port {0}")]
+    Port(u16),
+    /// The service insists on a locality where it has no endpoint.
+    #[error("none of its endpoints is within the locality that it insists on")]
+    Locality,
+    /// All that are left have a capacity of zero.
+    #[error("all of its usable endpoints have a capacity of 0")]
+    NoCapacity,
+}
+
+/// Picks an endpoint for a connection of a workload to a port of a service.
+///
+/// # Errors
+/// Names what left no endpoint.
+pub fn pick(
+    store: &Store,
+    service: &Arc<Service>,
+    source: &Workload,
+    port: u16,
+    rule: PortRule,
+    rng: &mut impl Rng,
+) -> Result<Upstream, NoEndpoint> {
+    let candidates = candidates(store, service, source, port, rule)?;
+    let best = best_locality(candidates, &service.load_balancer, source)?;
+    let (workload, port) = draw(&best, rng).ok_or(NoEndpoint::NoCapacity)?;
+    Ok(Upstream {
+        workload: workload.clone(),
+        port,
+        service: Some(service.clone()),
+    })
+}
+
+/// An endpoint and its port.
+type Candidate<'s> = (&'s Arc<Workload>, u16);
+
+fn candidates<'s>(
+    store: &'s Store,
+    service: &Service,
+    source: &Workload,
+    port: u16,
+    rule: PortRule,
+) -> Result<Vec<Candidate<'s>>, NoEndpoint> {
+    let endpoints = store.endpoints(service);
+    if endpoints.is_empty() {
+        return Err(NoEndpoint::Empty);
+    }
+    let all_count = service.load_balancer.health_policy == HealthPolicy::AllowAll;
+    let mut ready = endpoints
+        .iter()
+        .filter(|workload| all_count || workload.status == HealthStatus::Healthy)
+        .peekable();
+    if ready.peek().is_none() {
+        return Err(NoEndpoint::NoneReady(endpoints.len()));
+    }
+    let mut reachable = ready
+        .filter(|workload| is_reachable(workload, source))
+        .peekable();
+    if reachable.peek().is_none() {
+        return Err(NoEndpoint::NoneReachable);
+    }
+    let candidates: Vec<_> = reachable
+        .filter_map(|workload| Some((workload, target_port(service, workload, port, rule)?)))
+        .collect();
+    if candidates.is_empty() {
+        return Err(NoEndpoint::Port(port));
+    }
+    Ok(candidates)
+}
+
+/// An endpoint without address or name is of use only behind the gateway of another network.
+fn is_reachable(workload: &Workload, source: &Workload) -> bool {
+    !workload.addresses.is_empty()
+        || !workload.hostname.is_empty()
+        || (workload.network != source.network && workload.network_gateway.is_some())
+}
+
+/// The port of an endpoint's application that stands for a port of a service; none if the endpoint does not serve it.
+pub fn target_port(
+    service: &Service,
+    workload: &Workload,
+    port: u16,
+    rule: PortRule,
+) -> Option<u16> {
+    let defined = service.ports.target(port);
+    let tunnel = workload.application_tunnel;
+    let may_be_undefined = rule == PortRule::DefinedOrTunnelled && tunnel.is_some();
+    if defined.is_none() && !may_be_undefined {
+        return None;
+    }
+    let own = workload
+        .ports_for(&service.namespace, &service.hostname)
+        .and_then(|ports| ports.target(port));
+    let named = |port: &u16| *port != 0;
+    own.filter(named)
+        .or_else(|| defined.filter(named))
+        .or_else(|| (may_be_undefined && tunnel.is_some_and(|t| t.port.is_some())).then_some(port))
+}
+
+fn best_locality<'s>(
+    mut candidates: Vec<Candidate<'s>>,
+    balancer: &LoadBalancer,
+    source: &Workload,
+) -> Result<Vec<Candidate<'s>>, NoEndpoint> {
+    match balancer.mode {
+        Mode::Standard | Mode::Passthrough => {}
+        Mode::Strict => {
+            candidates.retain(|(workload, _)| {
+                let mut scopes = balancer.routing_preferences.iter();
+                scopes.all(|scope| shares(*scope, source, workload))
+            });
+            if candidates.is_empty() {
+                return Err(NoEndpoint::Locality);
+            }
+        }
+        Mode::Failover => {
+            let rank = |workload: &Workload| rank(&balancer.routing_preferences, source, workload);
+            let highest = candidates
+                .iter()
+                .map(|(workload, _)| rank(workload))
+                .max()
+                .unwrap_or_default();
+            candidates.retain(|(workload, _)| rank(workload) == highest);
+        }
+    }
+    Ok(candidates)
+}
+
+/// How many scopes, from the first on, a client and an endpoint share. A network in first place outweighs all that
+/// follows, which is then still compared between endpoints of other networks.
+fn rank(scopes: &[Scope], source: &Workload, endpoint: &Workload) -> usize {
+    let mut rank = 0;
+    for (place, scope) in scopes.iter().enumerate() {
+        let leads_by_network = place == 0 && *scope == Scope::Network;
+        match shares(*scope, source, endpoint) {
+            true if leads_by_network => rank += scopes.len(),
+            true => rank += 1,
+            false if leads_by_network => {}
+            false => break,
+        }
+    }
+    rank
+}
+
+fn shares(scope: Scope, source: &Workload, endpoint: &Workload) -> bool {
+    match scope {
+        Scope::Region => source.locality.region == endpoint.locality.region,
+        Scope::Zone => source.locality.zone == endpoint.locality.zone,
+        Scope::Subzone => source.locality.subzone == endpoint.locality.subzone,
+        Scope::Node => source.node == endpoint.node,
+        Scope::Cluster => source.cluster_id == endpoint.cluster_id,
+        Scope::Network => source.network == endpoint.network,
+    }
+}
+
+/// Draws one by weight. A choice by load between two draws belongs here, once load is known.
+fn draw<'s>(candidates: &[Candidate<'s>], rng: &mut impl Rng) -> Option<Candidate<'s>> {
+    let weight = |(workload, _): &Candidate<'_>| u64::from(workload.capacity);
+    let total: u64 = candidates.iter().map(weight).sum();
+    if total == 0 {
+        return None;
+    }
+    let mut ticket = rng.random_range(0..total);
+    candidates.iter().copied().find(|candidate| {
+        let share = weight(candidate);
+        let drawn = ticket < share;
+        ticket = ticket.saturating_sub(share);
+        drawn
+    })
+}
+
+/// How an endpoint is reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// At this address.
+    Ip(IpAddr),
+    /// By a name that is to be resolved.
+    Hostname(Arc<str>),
+    /// Not from its own network.
+    Unreachable,
+}
+
+/// The address of a workload to use for a connection to `original`: that one if it is the workload's, else one of the
+/// families that the service serves, of the same family if there is one.
+pub fn choose_address(workload: &Workload, service: Option<&Service>, original: IpAddr) -> Address {
+    if workload.addresses.contains(&original) {
+        return Address::Ip(original);
+    }
+    let mut accepted = workload
+        .addresses
+        .iter()
+        .copied()
+        .filter(|address| service.is_none_or(|service| service.ip_families.accepts(*address)));
+    let first = accepted.next();
+    let chosen = first
+        .into_iter()
+        .chain(accepted)
+        .find(|address| address.is_ipv4() == original.is_ipv4())
+        .or(first);
+    match chosen {
+        Some(address) => Address::Ip(address),
+        None if !workload.hostname.is_empty() => Address::Hostname(workload.hostname.clone()),
+        None => Address::Unreachable,
+    }
+}
+
+#[cfg(test)]
+mod tests;
