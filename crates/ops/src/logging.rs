@@ -331,6 +331,8 @@ impl EventLine<'_> {
 struct Fields {
     message: String,
     values: Vec<(&'static str, Value)>,
+    /// Names of the fields that were given as displayed values (`%value`), not as strings.
+    displayed: Vec<&'static str>,
 }
 
 impl Fields {
@@ -352,11 +354,17 @@ impl Fields {
         }
     }
 
-    /// Text is quoted, so that a value from a peer cannot pass for another field or another line.
+    /// Strings are quoted and so is what only looks harmless, so that a value from a peer cannot pass for another field
+    /// or another line. Displayed values such as addresses stand bare, as log parsers of this format expect.
     fn write_pairs(&self, line: &mut String) {
         for (i, (name, value)) in self.values.iter().enumerate() {
             let space = if i == 0 { "" } else { " " };
-            let _ = write!(line, "{space}{name}={value}");
+            let _ = match (value, self.displayed.contains(name)) {
+                (Value::String(text), true) if is_bare(text) => {
+                    write!(line, "{space}{name}={text}")
+                }
+                _ => write!(line, "{space}{name}={value}"),
+            };
         }
     }
 }
@@ -393,8 +401,14 @@ impl Visit for Fields {
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.displayed.push(field.name());
         self.put(field, format!("{value:?}").into());
     }
+}
+
+fn is_bare(text: &str) -> bool {
+    let unfit = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '"' | '=' | '\\');
+    !text.is_empty() && !text.contains(unfit)
 }
 
 fn escape_control(line: &mut String, text: &str) {
@@ -450,7 +464,7 @@ mod tests {
         let got = lines(Format::Plain, || {
             let span = tracing::info_span!("inbound", id = 7u64, peer = "a b");
             span.in_scope(|| {
-                tracing::info!(target: "access", { src.addr = "1.2.3.4:5", bytes = 9u64 }, "connection\ncomplete");
+                tracing::info!(target: "access", { src.addr = %"1.2.3.4:5", src.workload = "a-1", bytes = 9u64, why = %"a b=c" }, "connection\ncomplete");
             });
         });
         let columns: Vec<_> = got[0].split('\t').collect();
@@ -462,7 +476,7 @@ mod tests {
                 "info",
                 "access:inbound{id=7 peer=\"a b\"}",
                 "connection\\ncomplete",
-                "src.addr=\"1.2.3.4:5\" bytes=9"
+                "src.addr=1.2.3.4:5 src.workload=\"a-1\" bytes=9 why=\"a b=c\""
             ]
         );
     }

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The kinds as Rust types: Kubernetes' own from `k8s-openapi`, Istio's and the Gateway API's from here.
+//!
+//! Our structs are lenient: each field may be missing, an enum value nobody knows is kept as text, and where a
+//! misspelt field would change what a policy means, unknown fields are kept too. What to make of them is decided
+//! where the objects are used, never here.
+
+mod gateway;
+pub(crate) mod known;
+mod open_enum;
+mod policy;
+mod service_entry;
+
+pub use gateway::{
+    AllowedRoutes, Gateway, GatewayAddress, GatewayClass, GatewayClassSpec, GatewayInfrastructure,
+    GatewaySpec, GatewayStatus, Listener, ListenerTls, RouteNamespaces,
+};
+pub use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Service, ServiceAccount};
+pub use k8s_openapi::api::discovery::v1::EndpointSlice;
+pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
+    Condition, LabelSelector, ObjectMeta, Time,
+};
+pub use policy::{
+    Action, AuthorizationPolicy, AuthorizationPolicySpec, MtlsMode, MutualTls, Operation,
+    PeerAuthentication, PeerAuthenticationSpec, PolicyStatus, Rule, RuleCondition, RuleFrom,
+    RuleTo, Selector, Source, TargetReference, UnknownFields,
+};
+pub use service_entry::{
+    AddressFamily, Location, Port, Resolution, ServiceEntry, ServiceEntryAddress, ServiceEntrySpec,
+    ServiceEntryStatus, WorkloadEntry, WorkloadEntrySpec, WorkloadEntryStatus, WorkloadSelector,
+};

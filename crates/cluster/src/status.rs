@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Status written back: one small file for each object and writer, beside the manifests.
+//!
+//! Readers see a file as it was or as it is, never in between. Where it lies and what it says: [`crate::overlay`].
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::object::{Kind, ObjectKey};
+use crate::overlay::{
+    Partial, PartialFile, PartialMetadata, STATUS_DIRECTORY, Statement, object_directory,
+};
+
+/// Why a status could not be written or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum StatusError {
+    #[error("status writer {0:?}: its name is made of a-z, 0-9 and -")]
+    Manager(String),
+    #[error("status of {object}: {part:?} can't be the name of a file")]
+    Name { object: ObjectKey, part: String },
+    #[error("status of {object}: {source}")]
+    Encode {
+        object: ObjectKey,
+        source: serde_json::Error,
+    },
+    #[error("status of {object}: {path}: {source}", path = path.display())]
+    Io {
+        object: ObjectKey,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error("{path}: {source}", path = path.display())]
+    List { path: PathBuf, source: io::Error },
+}
+
+/// Whether a file had to be touched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    Changed,
+    Unchanged,
+}
+
+/// Writes the status of one writer ("manager"), who is alone under its name. Blocking, but small.
+#[derive(Clone, Debug)]
+pub struct StatusWriter {
+    root: PathBuf,
+    manager: String,
+}
+
+impl StatusWriter {
+    /// `directory` is the one that holds the manifests.
+    pub fn new(directory: impl AsRef<Path>, manager: &str) -> Result<Self, StatusError> {
+        let valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        if manager.is_empty() || manager.len() > 63 || !manager.bytes().all(valid) {
+            return Err(StatusError::Manager(manager.to_owned()));
+        }
+        Ok(Self {
+            root: directory.as_ref().to_owned(),
+            manager: manager.to_owned(),
+        })
+    }
+
+    /// Says all that this writer has to say about the object with this uid; what it said before is replaced.
+    pub fn write(
+        &self,
+        object: &ObjectKey,
+        uid: &str,
+        partial: &Partial,
+    ) -> Result<Written, StatusError> {
+        let path = self.path(object)?;
+        let file = PartialFile {
+            uid: uid.to_owned(),
+            metadata: PartialMetadata {
+                annotations: partial.annotations.clone(),
+            },
+            status: partial.status.clone(),
+        };
+        let mut text = serde_json::to_vec_pretty(&file).map_err(|source| StatusError::Encode {
+            object: object.clone(),
+            source,
+        })?;
+        text.push(b'\n');
+        if fs::read(&path).is_ok_and(|present| present == text) {
+            return Ok(Written::Unchanged);
+        }
+        replace(&path, &text).map_err(|source| StatusError::Io {
+            object: object.clone(),
+            path,
+            source,
+        })?;
+        Ok(Written::Changed)
+    }
+
+    /// Takes back what this writer said about the object.
+    pub fn remove(&self, object: &ObjectKey) -> Result<Written, StatusError> {
+        let path = self.path(object)?;
+        match fs::remove_file(&path) {
+            Ok(()) => {
+                // The last one to leave removes the empty directory.
+                let _in_use = path.parent().map(fs::remove_dir);
+                Ok(Written::Changed)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Written::Unchanged),
+            Err(source) => Err(StatusError::Io {
+                object: object.clone(),
+                path,
+                source,
+            }),
+        }
+    }
+
+    /// Takes back what this writer said about all objects for which `keep` is false, as after a restart.
+    pub fn retain(&self, mut keep: impl FnMut(&ObjectKey) -> bool) -> Result<(), StatusError> {
+        for kind in Kind::ALL {
+            let place = Path::new(STATUS_DIRECTORY).join(kind.as_str());
+            for namespace in self.names(&place)? {
+                let place = place.join(namespace);
+                for name in self.names(&place)? {
+                    let file = place.join(name).join(format!("{}.json", self.manager));
+                    if let Ok(Statement { object, .. }) = Statement::from_path(&file)
+                        && !keep(&object)
+                    {
+                        self.remove(&object)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn names(&self, place: &Path) -> Result<Vec<std::ffi::OsString>, StatusError> {
+        let path = self.root.join(place);
+        match fs::read_dir(&path)
+            .and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect())
+        {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+                ) =>
+            {
+                Ok(Vec::new())
+            }
+            result => result.map_err(|source| StatusError::List { path, source }),
+        }
+    }
+
+    fn path(&self, object: &ObjectKey) -> Result<PathBuf, StatusError> {
+        for part in [
+            object.name.as_str(),
+            object.namespace.as_deref().unwrap_or("_"),
+        ] {
+            if part.is_empty()
+                || part.len() > 253
+                || part.starts_with('.')
+                || part.contains(['/', '\0'])
+            {
+                return Err(StatusError::Name {
+                    object: object.clone(),
+                    part: part.to_owned(),
+                });
+            }
+        }
+        Ok(self
+            .root
+            .join(object_directory(object))
+            .join(format!("{}.json", self.manager)))
+    }
+}
+
+/// Writes under a name that nobody reads, then renames.
+fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
+    static SERIAL: AtomicU64 = AtomicU64::new(0);
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+    let temporary = directory.join(format!(".{name}.{}.{serial}", std::process::id()));
+    // Another writer may remove the directory while it is empty, even while it is being made.
+    const ATTEMPTS: usize = 100;
+    let vanished = |error: &io::Error| {
+        matches!(
+            error.kind(),
+            io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists
+        )
+    };
+    for attempt in 1..=ATTEMPTS {
+        match fs::create_dir_all(directory).and_then(|()| fs::write(&temporary, text)) {
+            Err(error) if vanished(&error) && attempt < ATTEMPTS => {}
+            result => {
+                result?;
+                break;
+            }
+        }
+    }
+    fs::rename(&temporary, path).inspect_err(|_| {
+        let _leftover = fs::remove_file(&temporary);
+    })
+}
