@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What operators see: readiness, metrics, what is served to whom, what is wrong.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use http::StatusCode;
+use ops::{
+    admin::{AdminRequest, AdminResponse, Routes, json, text},
+    health::Readiness,
+    metrics::Metrics,
+};
+use serde_json::{Value, json as object};
+
+use crate::{
+    catalogue::ResourceType, controller::State, describe, xds_server::connections::Connections,
+};
+
+/// The pages.
+pub fn routes(
+    state: State,
+    connections: Arc<Connections>,
+    readiness: Readiness,
+    metrics: Metrics,
+) -> Routes {
+    let ready = readiness.clone();
+    let dumped = state.clone();
+    Routes::new()
+        .readiness(readiness)
+        .metrics(metrics)
+        .get("/ready", move |_| match ready.report() {
+            Ok(body) => text(StatusCode::OK, body),
+            Err(body) => text(StatusCode::SERVICE_UNAVAILABLE, body),
+        })
+        .get("/debug/config_dump", move |request| {
+            config_dump(&dumped, &request)
+        })
+        .get("/debug/connections", move |_| json(&connections.reports()))
+        .get("/debug/problems", move |_| json(&problems(&state)))
+}
+
+/// All resources with their versions, or those whose name holds `?name=`.
+fn config_dump(state: &State, request: &AdminRequest) -> AdminResponse {
+    let wanted = request.query_value("name").unwrap_or_default();
+    let found: Vec<_> = {
+        let tables = state.catalogue.read();
+        ResourceType::ALL
+            .into_iter()
+            .flat_map(|of| {
+                tables
+                    .of(of)
+                    .iter()
+                    .map(move |(name, entry)| (of, name, entry))
+            })
+            .filter(|(_, name, _)| name.contains(wanted))
+            .map(|(of, name, entry)| (of, name.clone(), entry.clone()))
+            .collect()
+    };
+    let mut dump: BTreeMap<&str, BTreeMap<String, Value>> = BTreeMap::new();
+    for (of, name, entry) in found {
+        let described = describe::resource(of, &entry.body)
+            .unwrap_or_else(|error| object!({ "undecodable": error.to_string() }));
+        let value = object!({ "version": entry.version.to_string(), "resource": described });
+        dump.entry(of.label())
+            .or_default()
+            .insert(name.to_string(), value);
+    }
+    json(&dump)
+}
+
+/// What can't be used as it is written: in files, and in objects.
+fn problems(state: &State) -> Value {
+    let source: Vec<String> = state
+        .source_problems
+        .read()
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    let index = state.index.read();
+    let mut objects: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (object, problem) in index.problems() {
+        objects
+            .entry(object.to_string())
+            .or_default()
+            .push(problem.to_string());
+    }
+    object!({ "source": source, "objects": objects })
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Builds the parts and joins them.
+
+use std::{
+    fs, io,
+    net::SocketAddr,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use anyhow::Context as _;
+use cluster::{Directory, StatusWriter};
+use ops::{health::Readiness, metrics::Metrics, shutdown::DrainSignal};
+use parking_lot::RwLock;
+use proto::{
+    ads::aggregated_discovery_service_server::AggregatedDiscoveryServiceServer,
+    ca::istio_certificate_service_server::IstioCertificateServiceServer,
+};
+use rustls::sign::CertifiedKey;
+use tokio::{net::TcpListener, task::JoinHandle};
+use tonic::transport::Server;
+
+use crate::{
+    admin,
+    authenticate::{Authenticator, NodeAuthorizer, claims::Expected},
+    ca::{Authority, ServingName},
+    ca_service::Certificates,
+    catalogue::Catalogue,
+    config::{AuthorityConfig, Config, TokenConfig},
+    controller::{Controller, State},
+    index::Index,
+    serving::{self, Shown},
+    status,
+    xds_server::Discovery,
+};
+
+/// Requests of clients that come back list all that they hold.
+const MAX_REQUEST: usize = 32 << 20;
+/// As large as HTTP/2 allows: many small frames must not look like a flood.
+const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
+const STREAM_WINDOW: u32 = 1 << 20;
+const MAX_STREAMS: u32 = 100;
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// Streams end before this by themselves; it is for connections without any.
+const MAX_CONNECTION_AGE: Duration = Duration::from_secs(35 * 60);
+const MAX_CONNECTION_AGE_GRACE: Duration = Duration::from_secs(30);
+/// How often the server's certificate and idle metrics are looked at.
+const UPKEEP: Duration = Duration::from_secs(60);
+
+/// A control plane that serves.
+#[derive(Debug)]
+pub struct Running {
+    /// Where clients connect.
+    pub address: SocketAddr,
+    /// Where operators look.
+    pub admin: SocketAddr,
+    servers: JoinHandle<anyhow::Result<()>>,
+}
+
+/// Starts everything; the parts wind down when `drain` asks for it.
+///
+/// # Errors
+/// What can't be opened, read or bound.
+pub async fn start(
+    config: Config,
+    metrics: Metrics,
+    drain: DrainSignal,
+) -> anyhow::Result<Running> {
+    let readiness = Readiness::default();
+    let known = readiness.register("cluster");
+    let authority = Arc::new(open_authority(&config)?);
+    let authenticator = Arc::new(open_authenticator(&config.tokens)?);
+    let listener = bind(config.listen).await?;
+    let admin_listener = bind(config.admin).await?;
+    let (address, admin_address) = (listener.local_addr()?, admin_listener.local_addr()?);
+
+    let state = State {
+        index: Arc::new(RwLock::new(Index::new(config.mesh.clone()))),
+        catalogue: Arc::new(Catalogue::default()),
+        source_problems: Arc::default(),
+    };
+    let source = Directory::open(&config.source)?;
+    let writer = StatusWriter::new(&config.source, status::MANAGER)?;
+    Controller::start(source, state.clone(), writer, known, drain.clone());
+
+    let discovery = Discovery::new(
+        Arc::clone(&state.catalogue),
+        Arc::clone(&authenticator),
+        drain.clone(),
+    );
+    let connections = discovery.connections();
+    let certificates = Certificates {
+        authority: Arc::clone(&authority),
+        authenticator,
+        authorizer: Arc::new(NodeAuthorizer::new(
+            config.mesh.trust_domain.clone(),
+            config.tokens.node_accounts.clone(),
+        )),
+        index: Arc::clone(&state.index),
+        cluster_id: config.mesh.cluster_id.as_str().into(),
+    };
+    let shown = serve_own_certificate(authority, &config.authority.serving_names)?;
+    let incoming = serving::incoming(listener, serving::tls_config(shown)?, drain.clone());
+    let draining = drain.clone();
+    let server = Server::builder()
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .max_concurrent_streams(MAX_STREAMS)
+        .http2_keepalive_interval(Some(PING_INTERVAL))
+        .http2_keepalive_timeout(Some(PING_TIMEOUT))
+        .max_connection_age(MAX_CONNECTION_AGE)
+        .max_connection_age_grace(MAX_CONNECTION_AGE_GRACE)
+        .add_service(
+            AggregatedDiscoveryServiceServer::new(discovery).max_decoding_message_size(MAX_REQUEST),
+        )
+        .add_service(IstioCertificateServiceServer::new(certificates))
+        .serve_with_incoming_shutdown(incoming, async move { draining.requested().await });
+    spawn_expiry(metrics.clone());
+    let routes = admin::routes(state, connections, readiness, metrics);
+    let admin_server = routes.serve(admin_listener, "admin", drain);
+    let servers = tokio::spawn(Box::pin(async move {
+        let server = async { server.await.context("the server failed") };
+        let admin_server = async { admin_server.await.context("the admin server failed") };
+        tokio::try_join!(server, admin_server).map(|_| ())
+    }));
+    tracing::info!(%address, admin = %admin_address, source = %config.source.display(), "control plane started");
+    Ok(Running {
+        address,
+        admin: admin_address,
+        servers,
+    })
+}
+
+impl Running {
+    /// Waits until the servers have wound down, or failed; to be called again until it returns.
+    ///
+    /// # Errors
+    /// When one failed.
+    pub async fn finished(&mut self) -> anyhow::Result<()> {
+        (&mut self.servers).await.context("a server panicked")?
+    }
+}
+
+async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {address}"))
+}
+
+fn open_authority(config: &Config) -> anyhow::Result<Authority> {
+    let AuthorityConfig {
+        state,
+        cacerts,
+        lifetimes,
+        ..
+    } = &config.authority;
+    let now = SystemTime::now();
+    let authority = match cacerts {
+        Some(directory) => Authority::plugged_in(directory, *lifetimes, now)?,
+        None => Authority::own(state, &config.mesh.trust_domain, *lifetimes, now)?,
+    };
+    let path = state.join("root-cert.pem");
+    publish_roots(&path, authority.root_bundle_pem())
+        .with_context(|| format!("cannot write the root certificates to {}", path.display()))?;
+    Ok(authority)
+}
+
+/// Writes the roots for others to trust; they never see half a file.
+fn publish_roots(path: &Path, pem: &str) -> io::Result<()> {
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory)?;
+    }
+    let partial = path.with_extension("pem.new");
+    fs::write(&partial, pem)?;
+    fs::rename(&partial, path)
+}
+
+fn open_authenticator(tokens: &TokenConfig) -> anyhow::Result<Authenticator> {
+    let expected = Expected {
+        issuer: tokens.issuer.clone(),
+        audiences: tokens.audiences.clone(),
+        leeway: Expected::DEFAULT_LEEWAY,
+    };
+    Ok(Authenticator::open(&tokens.jwks, expected)?)
+}
+
+/// Issues the server's certificate now and again whenever half of its life is over.
+fn serve_own_certificate(
+    authority: Arc<Authority>,
+    names: &[ServingName],
+) -> anyhow::Result<Arc<Shown>> {
+    let (certificate, mut renew_at) = own_certificate(&authority, names)?;
+    let shown = Shown::new(certificate);
+    let (renewed, names) = (Arc::clone(&shown), names.to_vec());
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(UPKEEP).await;
+            if SystemTime::now() < renew_at {
+                continue;
+            }
+            match own_certificate(&authority, &names) {
+                Ok((certificate, next)) => {
+                    renewed.replace(certificate);
+                    renew_at = next;
+                    tracing::info!("the server's certificate was renewed");
+                }
+                Err(error) => tracing::error!(%error, "the server's certificate can't be renewed"),
+            }
+        }
+    });
+    Ok(shown)
+}
+
+fn own_certificate(
+    authority: &Authority,
+    names: &[ServingName],
+) -> anyhow::Result<(Arc<CertifiedKey>, SystemTime)> {
+    let issued = authority.issue_serving(names, SystemTime::now())?;
+    let provider = rustls::crypto::aws_lc_rs::default_provider();
+    let certified = CertifiedKey::from_der(issued.chain, issued.key, &provider)?;
+    Ok((Arc::new(certified), issued.renew_at))
+}
+
+fn spawn_expiry(metrics: Metrics) {
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(UPKEEP).await;
+            metrics.expire(Instant::now());
+        }
+    });
+}

@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The certificate authority: from a CSR only its public key, from us everything else.
+//!
+//! ```text
+//!  plugged-in directory ─┐                       ┌─► sign: CSR + identity → leaf, intermediates, roots
+//!                        ├─► chain (checked) ─► Authority
+//!  own state directory ──┘                       └─► issue_serving: our own TLS certificate
+//! ```
+//!
+//! Who may have which identity is decided before, in `authenticate`; this module issues what it is told to.
+
+mod chain;
+mod csr;
+mod serving;
+mod store;
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rcgen::{
+    CertificateParams, DistinguishedName, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PublicKeyData, SanType, SerialNumber, SignatureAlgorithm, SigningKey,
+};
+use rustls_pki_types::PrivatePkcs8KeyDer;
+use spiffe::{SpiffeId, TrustDomain};
+use time::OffsetDateTime;
+use tonic::Code;
+use zeroize::Zeroize;
+
+use chain::Chain;
+pub use serving::{ServingCertificate, ServingName};
+
+/// Certificates are valid from a little before they are issued, for clients whose clock is behind.
+const CLOCK_SKEW: Duration = Duration::from_secs(120);
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How long our own TLS certificate is valid.
+const SERVING_TTL: Duration = Duration::from_secs(90 * 24 * 60 * 60);
+
+/// How long before the end of the CA itself it is worth a warning.
+const EXPIRES_SOON: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
+/// How long workload certificates are valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lifetimes {
+    /// When the client names none (`DEFAULT_WORKLOAD_CERT_TTL`).
+    pub default: Duration,
+    /// What a client may ask for at most (`MAX_WORKLOAD_CERT_TTL`).
+    pub max: Duration,
+}
+
+impl Default for Lifetimes {
+    fn default() -> Self {
+        Self {
+            default: DAY,
+            max: 90 * DAY,
+        }
+    }
+}
+
+/// Why there is no authority to start with.
+#[derive(Debug, thiserror::Error)]
+pub enum CaError {
+    #[error("CA file {path}: {source}", path = path.display())]
+    Io {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+    #[error("CA directory {directory} is incomplete: {missing} is missing", directory = directory.display())]
+    Incomplete {
+        directory: PathBuf,
+        missing: &'static str,
+    },
+    #[error("CA file {path}: {reason}", path = path.display())]
+    File { path: PathBuf, reason: String },
+    #[error("CA key {key} does not belong to the certificate in {certificate}", key = key.display(), certificate = certificate.display())]
+    KeyMismatch { key: PathBuf, certificate: PathBuf },
+    #[error("CA certificate {subject:?} in {path} expired on {not_after}", path = path.display())]
+    Expired {
+        path: PathBuf,
+        subject: String,
+        not_after: OffsetDateTime,
+    },
+    #[error("CA certificate {subject:?} in {path} is not valid before {not_before}", path = path.display())]
+    NotYetValid {
+        path: PathBuf,
+        subject: String,
+        not_before: OffsetDateTime,
+    },
+    #[error("creating a root of our own: {0}")]
+    Create(rcgen::Error),
+    #[error("the CA certificate in {path} does not sign well: {reason}", path = path.display())]
+    SelfTest { path: PathBuf, reason: String },
+}
+
+/// Why a certificate was not issued.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SignError {
+    #[error("certificate request: {0}")]
+    Request(String),
+    #[error("certificate request: the signature does not match the key")]
+    Signature,
+    #[error(
+        "certificate request: {0}; accepted are ECDSA P-256, ECDSA P-384 and RSA of 2048 to 8192 bits"
+    )]
+    Key(String),
+    #[error("a validity of {asked} s was asked for, at most {max} s are granted")]
+    TooLong { asked: i64, max: u64 },
+    #[error("the CA itself expired on {0}")]
+    SignerExpired(OffsetDateTime),
+    #[error("name {name:?} of the serving certificate: {reason}")]
+    Name { name: String, reason: &'static str },
+    #[error("signing: {0}")]
+    Signing(String),
+}
+
+impl SignError {
+    /// Whose fault it is, in gRPC's words.
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Request(_) | Self::Signature | Self::Key(_) | Self::TooLong { .. } => {
+                Code::InvalidArgument
+            }
+            Self::SignerExpired(_) | Self::Name { .. } | Self::Signing(_) => Code::Internal,
+        }
+    }
+}
+
+/// A private key that leaves nothing in memory.
+struct SecretKey(KeyPair);
+
+impl Drop for SecretKey {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
+impl PublicKeyData for SecretKey {
+    fn der_bytes(&self) -> &[u8] {
+        self.0.der_bytes()
+    }
+
+    fn algorithm(&self) -> &'static SignatureAlgorithm {
+        PublicKeyData::algorithm(&self.0)
+    }
+}
+
+impl SigningKey for SecretKey {
+    fn sign(&self, message: &[u8]) -> Result<Vec<u8>, rcgen::Error> {
+        self.0.sign(message)
+    }
+}
+
+/// Signs certificates.
+pub struct Authority {
+    issuer: Issuer<'static, SecretKey>,
+    chain: Chain,
+    lifetimes: Lifetimes,
+}
+
+impl std::fmt::Debug for Authority {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Authority")
+            .field("subject", &self.chain.subject)
+            .field("not_after", &self.chain.not_after)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Authority {
+    /// A root of our own, kept below `state`: made at the first start, the same ever after.
+    pub fn own(
+        state: &Path,
+        trust_domain: &TrustDomain,
+        lifetimes: Lifetimes,
+        now: SystemTime,
+    ) -> Result<Self, CaError> {
+        let directory = store::open_or_create(state, trust_domain, now)?;
+        Self::plugged_in(&directory, lifetimes, now)
+    }
+
+    /// The intermediate of somebody else's root: `ca-cert.pem`, `ca-key.pem`, `root-cert.pem`, `cert-chain.pem`, or
+    /// `tls.crt`, `tls.key`, `ca.crt` (Istio page "Plug in CA Certificates").
+    pub fn plugged_in(
+        directory: &Path,
+        lifetimes: Lifetimes,
+        now: SystemTime,
+    ) -> Result<Self, CaError> {
+        let (chain, key) = chain::load(directory, now)?;
+        let path = chain.path.clone();
+        let bad = |error: rcgen::Error| CaError::File {
+            path: path.clone(),
+            reason: error.to_string(),
+        };
+        let issuer = Issuer::from_ca_cert_der(&chain.signer, SecretKey(key)).map_err(bad)?;
+        let authority = Self {
+            issuer,
+            chain,
+            lifetimes,
+        };
+        authority.self_test(now)?;
+        if authority.chain.not_after < OffsetDateTime::from(now + EXPIRES_SOON) {
+            tracing::warn!(
+                directory = %directory.display(),
+                subject = authority.chain.subject,
+                not_after = %authority.chain.not_after,
+                "the CA expires soon, and no certificate outlives it"
+            );
+        }
+        Ok(authority)
+    }
+
+    /// The roots to trust, as PEM.
+    pub fn root_bundle_pem(&self) -> &str {
+        &self.chain.roots_pem
+    }
+
+    /// When the first certificate above the leaves expires.
+    pub fn not_after(&self) -> SystemTime {
+        self.chain.not_after.into()
+    }
+
+    /// Certifies the request's key for `identity`. `validity_seconds` of 0 or less stands for the default. The answer
+    /// is the leaf, then each intermediate, then the bundle of roots.
+    pub fn sign(
+        &self,
+        csr_pem: &str,
+        identity: &SpiffeId,
+        validity_seconds: i64,
+        now: SystemTime,
+    ) -> Result<Vec<String>, SignError> {
+        let ttl = self.ttl(validity_seconds)?;
+        let key = csr::public_key(csr_pem)?;
+        let uri = identity
+            .as_str()
+            .try_into()
+            .map_err(|error: rcgen::Error| SignError::Signing(error.to_string()))?;
+        let usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ];
+        let leaf = self.issue(&key, vec![SanType::URI(uri)], usages, Validity { ttl, now })?;
+        let mut answer = vec![leaf.pem()];
+        answer.extend(self.chain.intermediates_pem.iter().cloned());
+        answer.push(self.chain.roots_pem.clone());
+        Ok(answer)
+    }
+
+    /// A TLS certificate and a new key for ourselves.
+    pub fn issue_serving(
+        &self,
+        names: &[ServingName],
+        now: SystemTime,
+    ) -> Result<ServingCertificate, SignError> {
+        if names.is_empty() {
+            return Err(SignError::Name {
+                name: String::new(),
+                reason: "at least one is needed",
+            });
+        }
+        let signing = |error: rcgen::Error| SignError::Signing(error.to_string());
+        let names = names
+            .iter()
+            .map(|name| match name {
+                ServingName::Dns(name) => {
+                    Ok(SanType::DnsName(name.as_str().try_into().map_err(signing)?))
+                }
+                ServingName::Ip(ip) => Ok(SanType::IpAddress(*ip)),
+            })
+            .collect::<Result<_, SignError>>()?;
+        let key = SecretKey(KeyPair::generate().map_err(signing)?);
+        let validity = Validity {
+            ttl: SERVING_TTL,
+            now,
+        };
+        let leaf = self.issue(
+            &key,
+            names,
+            vec![ExtendedKeyUsagePurpose::ServerAuth],
+            validity,
+        )?;
+        let mut chain = vec![leaf.der().clone()];
+        chain.extend(self.chain.intermediates.iter().cloned());
+        let lives = SERVING_TTL.min(self.not_after().duration_since(now).unwrap_or_default());
+        Ok(ServingCertificate {
+            chain,
+            key: PrivatePkcs8KeyDer::from(key.0.serialized_der().to_vec()).into(),
+            renew_at: now + lives / 2,
+        })
+    }
+
+    fn ttl(&self, validity_seconds: i64) -> Result<Duration, SignError> {
+        match u64::try_from(validity_seconds) {
+            Err(_) | Ok(0) => Ok(self.lifetimes.default),
+            Ok(seconds) if seconds > self.lifetimes.max.as_secs() => Err(SignError::TooLong {
+                asked: validity_seconds,
+                max: self.lifetimes.max.as_secs(),
+            }),
+            Ok(seconds) => Ok(Duration::from_secs(seconds)),
+        }
+    }
+
+    fn issue(
+        &self,
+        key: &impl PublicKeyData,
+        names: Vec<SanType>,
+        usages: Vec<ExtendedKeyUsagePurpose>,
+        Validity { ttl, now }: Validity,
+    ) -> Result<rcgen::Certificate, SignError> {
+        if self.not_after() <= now {
+            return Err(SignError::SignerExpired(self.chain.not_after));
+        }
+        let mut params = CertificateParams::default();
+        params.not_before = (now - CLOCK_SKEW).into();
+        params.not_after = OffsetDateTime::from(now + ttl).min(self.chain.not_after);
+        params.serial_number = Some(serial());
+        params.subject_alt_names = names;
+        // Without a subject the name in the SAN counts alone, and the SAN becomes critical (RFC 5280 §4.2.1.6).
+        params.distinguished_name = DistinguishedName::new();
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![
+            KeyUsagePurpose::DigitalSignature,
+            KeyUsagePurpose::KeyEncipherment,
+        ];
+        params.extended_key_usages = usages;
+        params.use_authority_key_identifier_extension = true;
+        params
+            .signed_by(key, &self.issuer)
+            .map_err(|error| SignError::Signing(error.to_string()))
+    }
+
+    /// Issues one certificate and checks it against the CA's: better now than in every handshake.
+    fn self_test(&self, now: SystemTime) -> Result<(), CaError> {
+        let fail = |reason: String| CaError::SelfTest {
+            path: self.chain.path.clone(),
+            reason,
+        };
+        let probe = vec![SanType::IpAddress(IpAddr::from([127, 0, 0, 1]))];
+        let leaf = self
+            .issue(
+                self.issuer.key(),
+                probe,
+                Vec::new(),
+                Validity { ttl: DAY, now },
+            )
+            .map_err(|error| fail(error.to_string()))?;
+        chain::check_issued(leaf.der(), &self.chain.signer).map_err(fail)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Validity {
+    ttl: Duration,
+    now: SystemTime,
+}
+
+fn serial() -> SerialNumber {
+    SerialNumber::from_slice(&rand::random::<[u8; 16]>())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The resources as clients are served them: serialized once, shared by all.
+//!
+//! In: what the index says has changed. Out: for each client, what is new since
+//! the generation that it has seen. No client's names are remembered here: each
+//! resource knows the generation of its last change, and what was removed is
+//! remembered for the last [`MAX_TOMBSTONES`] removals. A client that has missed
+//! more than that has to come again with the versions it holds.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use parking_lot::{RwLock, RwLockReadGuard};
+use proto::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL};
+use tokio::sync::watch;
+use xxhash_rust::xxh64::xxh64;
+
+/// How many removals of a type are remembered.
+const MAX_TOMBSTONES: usize = 65_536;
+
+/// The two types that are served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ResourceType {
+    /// Workloads and services.
+    Address,
+    /// Policies.
+    Authorization,
+}
+
+impl ResourceType {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Address, Self::Authorization];
+
+    /// The type that a URL names.
+    pub fn from_url(url: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|of| of.url() == url)
+    }
+
+    /// Its URL.
+    pub fn url(self) -> &'static str {
+        match self {
+            Self::Address => ADDRESS_TYPE_URL,
+            Self::Authorization => AUTHORIZATION_TYPE_URL,
+        }
+    }
+
+    /// Its name in logs and metrics.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Address => "address",
+            Self::Authorization => "authorization",
+        }
+    }
+}
+
+/// The version of a resource: a hash of its bytes, so that a restart of the
+/// control plane changes no version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Version(u64);
+
+impl Version {
+    /// The version of these bytes.
+    pub fn of(body: &[u8]) -> Self {
+        Self(xxh64(body, 0))
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}", self.0)
+    }
+}
+
+/// A resource as it is now.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// Its version.
+    pub version: Version,
+    /// Its bytes.
+    pub body: Bytes,
+    changed: u64,
+}
+
+/// One resource's change.
+#[derive(Debug, Clone)]
+pub struct Change {
+    /// Of which type.
+    pub of: ResourceType,
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its bytes, unless it is gone.
+    pub body: Option<Bytes>,
+}
+
+/// All resources of one type.
+#[derive(Debug, Default)]
+pub struct Table {
+    live: BTreeMap<Arc<str>, Entry>,
+    by_change: BTreeSet<(u64, Arc<str>)>,
+    gone: BTreeSet<(u64, Arc<str>)>,
+    gone_at: BTreeMap<Arc<str>, u64>,
+    /// Removals up to this generation may have been forgotten.
+    horizon: u64,
+}
+
+/// What a client has missed.
+#[derive(Debug, Default)]
+pub struct Missed<'a> {
+    /// New or changed.
+    pub updated: Vec<(&'a Arc<str>, &'a Entry)>,
+    /// Gone.
+    pub removed: Vec<&'a Arc<str>>,
+}
+
+/// A client has missed more than is remembered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TooFarBehind;
+
+impl Table {
+    /// The resource of this name.
+    pub fn get(&self, name: &str) -> Option<(&Arc<str>, &Entry)> {
+        self.live.get_key_value(name)
+    }
+
+    /// All resources, by name.
+    pub fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Entry)> {
+        self.live.iter()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.live.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.live.is_empty()
+    }
+
+    /// What has changed after this generation.
+    ///
+    /// # Errors
+    /// When removals after it may have been forgotten.
+    pub fn since(&self, generation: u64) -> Result<Missed<'_>, TooFarBehind> {
+        if generation < self.horizon {
+            return Err(TooFarBehind);
+        }
+        let after = (generation.saturating_add(1), Arc::from(""));
+        let updated = self
+            .by_change
+            .range(after.clone()..)
+            .filter_map(|(_, name)| self.live.get_key_value(name))
+            .collect();
+        let removed = self.gone.range(after..).map(|(_, name)| name).collect();
+        Ok(Missed { updated, removed })
+    }
+
+    fn apply(&mut self, generation: u64, name: Arc<str>, body: Option<Bytes>) {
+        let before = self.live.remove(&name);
+        if let Some(before) = &before {
+            self.by_change.remove(&(before.changed, name.clone()));
+        }
+        if let Some(body) = body {
+            if let Some(at) = self.gone_at.remove(&name) {
+                self.gone.remove(&(at, name.clone()));
+            }
+            let entry = Entry {
+                version: Version::of(&body),
+                body,
+                changed: generation,
+            };
+            self.by_change.insert((generation, name.clone()));
+            self.live.insert(name, entry);
+        } else if before.is_some() {
+            self.gone_at.insert(name.clone(), generation);
+            self.gone.insert((generation, name));
+            while self.gone.len() > MAX_TOMBSTONES {
+                let Some((at, name)) = self.gone.pop_first() else {
+                    break;
+                };
+                self.gone_at.remove(&name);
+                self.horizon = at;
+            }
+        }
+    }
+}
+
+/// Both tables at one generation.
+#[derive(Debug, Default)]
+pub struct Tables {
+    generation: u64,
+    addresses: Table,
+    authorizations: Table,
+}
+
+impl Tables {
+    /// Counts the publications; 0 while nothing is known yet.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The resources of a type.
+    pub fn of(&self, of: ResourceType) -> &Table {
+        match of {
+            ResourceType::Address => &self.addresses,
+            ResourceType::Authorization => &self.authorizations,
+        }
+    }
+}
+
+/// The published resources, and the news that there are others.
+#[derive(Debug)]
+pub struct Catalogue {
+    tables: RwLock<Tables>,
+    generation: watch::Sender<u64>,
+}
+
+impl Default for Catalogue {
+    fn default() -> Self {
+        Self {
+            tables: RwLock::default(),
+            generation: watch::Sender::new(0),
+        }
+    }
+}
+
+impl Catalogue {
+    /// Publishes changes together. The first call, even with none, says that the
+    /// state is complete and that clients may be answered.
+    pub fn publish(&self, changes: Vec<Change>) {
+        let generation = {
+            let mut tables = self.tables.write();
+            if changes.is_empty() && tables.generation > 0 {
+                return;
+            }
+            tables.generation += 1;
+            let generation = tables.generation;
+            for Change { of, name, body } in changes {
+                let table = match of {
+                    ResourceType::Address => &mut tables.addresses,
+                    ResourceType::Authorization => &mut tables.authorizations,
+                };
+                table.apply(generation, name, body);
+            }
+            generation
+        };
+        self.generation.send_replace(generation);
+    }
+
+    /// Reads the resources; publishing waits meanwhile.
+    pub fn read(&self) -> RwLockReadGuard<'_, Tables> {
+        self.tables.read()
+    }
+
+    /// Tells of each generation, and at once of the present one.
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.generation.subscribe()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn change(name: &str, body: Option<&'static str>) -> Change {
+        let body = body.map(|text| Bytes::from_static(text.as_bytes()));
+        Change {
+            of: ResourceType::Address,
+            name: name.into(),
+            body,
+        }
+    }
+
+    fn names(catalogue: &Catalogue, since: u64) -> (Vec<String>, Vec<String>) {
+        let tables = catalogue.read();
+        let missed = tables
+            .of(ResourceType::Address)
+            .since(since)
+            .expect("remembered");
+        (
+            missed
+                .updated
+                .iter()
+                .map(|(name, _)| name.to_string())
+                .collect(),
+            missed.removed.iter().map(|name| name.to_string()).collect(),
+        )
+    }
+
+    #[test]
+    fn a_client_misses_each_name_once_however_often_it_changed() {
+        let catalogue = Catalogue::default();
+        catalogue.publish(vec![change("a", Some("1")), change("b", Some("1"))]);
+        catalogue.publish(vec![change("a", Some("2"))]);
+        catalogue.publish(vec![change("a", Some("3")), change("b", None)]);
+        assert_eq!(names(&catalogue, 1), (vec!["a".into()], vec!["b".into()]));
+        assert_eq!(names(&catalogue, 3), (vec![], vec![]));
+    }
+
+    #[test]
+    fn what_comes_back_is_no_longer_gone() {
+        let catalogue = Catalogue::default();
+        catalogue.publish(vec![change("a", Some("1"))]);
+        catalogue.publish(vec![change("a", None)]);
+        catalogue.publish(vec![change("a", Some("1"))]);
+        assert_eq!(names(&catalogue, 1), (vec!["a".into()], vec![]));
+    }
+
+    #[test]
+    fn a_client_that_missed_forgotten_removals_is_told_so() {
+        let catalogue = Catalogue::default();
+        let all = |body: Option<&'static str>| {
+            (0..MAX_TOMBSTONES + 1)
+                .map(|i| change(&i.to_string(), body))
+                .collect::<Vec<_>>()
+        };
+        catalogue.publish(all(Some("1")));
+        catalogue.publish(all(None));
+        let tables = catalogue.read();
+        let table = tables.of(ResourceType::Address);
+        assert_eq!(table.since(1).err(), Some(TooFarBehind));
+        assert!(table.since(2).is_ok());
+    }
+
+    #[test]
+    fn the_first_publication_counts_even_if_it_is_empty() {
+        let catalogue = Catalogue::default();
+        catalogue.publish(vec![]);
+        catalogue.publish(vec![]);
+        assert_eq!(catalogue.read().generation(), 1);
+    }
+
+    #[test]
+    fn a_version_is_the_hash_of_the_bytes_in_lowercase_hex_without_padding() {
+        assert_eq!(Version::of(b"").to_string(), "ef46db3751d8e999");
+    }
+}

@@ -1,0 +1,480 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Flags and environment → what the program needs. A flag wins over its variable.
+//! All mistakes are reported at once.
+
+use std::{
+    collections::BTreeMap, fmt, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration,
+};
+
+use clap::Parser;
+use ops::logging::{Format, LogConfig};
+use spiffe::TrustDomain;
+
+use crate::{
+    authenticate::NodeAccount,
+    ca::{Lifetimes, ServingName},
+    translate::Mesh,
+};
+
+/// The environment, handed in.
+pub type Environment = BTreeMap<String, String>;
+
+/// What the user typed.
+#[derive(Debug, Clone, Default, Parser)]
+#[command(name = "istiod-lite", version, about = "The control plane of the mesh", long_about = None)]
+pub struct Arguments {
+    /// Where the cluster's objects come from: `dir:PATH`, a directory of manifests [SOURCE]
+    #[arg(long)]
+    source: Option<String>,
+    /// Address of the xDS and CA server [LISTEN_ADDRESS; 0.0.0.0:15012]
+    #[arg(long)]
+    listen: Option<String>,
+    /// Directory in which the authority keeps its keys [STATE_DIR]
+    #[arg(long)]
+    state: Option<String>,
+    /// Directory of a plugged-in authority: ca-cert.pem, ca-key.pem, root-cert.pem, cert-chain.pem [CACERTS_DIR]
+    #[arg(long)]
+    cacerts: Option<String>,
+    /// File of the keys that sign service-account tokens (JWKS) [JWKS_PATH]
+    #[arg(long)]
+    jwks: Option<String>,
+    /// Issuer of those tokens [TOKEN_ISSUER]
+    #[arg(long)]
+    issuer: Option<String>,
+    /// Audience that tokens must be for [TOKEN_AUDIENCES; istio-ca]
+    #[arg(long)]
+    audience: Option<String>,
+    /// Realm of the identities [TRUST_DOMAIN; cluster.local]
+    #[arg(long)]
+    trust_domain: Option<String>,
+    /// Domain under which services are named [CLUSTER_DOMAIN; cluster.local]
+    #[arg(long)]
+    domain: Option<String>,
+    /// Id of the cluster [CLUSTER_ID; Kubernetes]
+    #[arg(long)]
+    cluster_id: Option<String>,
+    /// Namespace whose policies hold for the whole mesh [ROOT_NAMESPACE; istio-system]
+    #[arg(long)]
+    root_namespace: Option<String>,
+    /// Service accounts that may ask for the identities of their node's pods, as
+    /// namespace/name, separated by commas [CA_TRUSTED_NODE_ACCOUNTS; <root namespace>/ztunnel]
+    #[arg(long)]
+    node_accounts: Option<String>,
+    /// DNS names and addresses of the server's certificate, separated by commas
+    /// [SERVING_NAMES; istiod.<root namespace>.svc]
+    #[arg(long)]
+    name: Option<String>,
+    /// Address for readiness, metrics and debug pages [ADMIN_ADDRESS; 127.0.0.1:8080]
+    #[arg(long)]
+    admin: Option<String>,
+    /// Lifetime of a certificate whose client names none [DEFAULT_WORKLOAD_CERT_TTL; 24h]
+    #[arg(long)]
+    default_cert_ttl: Option<String>,
+    /// Longest lifetime that a client may ask for [MAX_WORKLOAD_CERT_TTL; 2160h]
+    #[arg(long)]
+    max_cert_ttl: Option<String>,
+}
+
+/// What the program needs.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The directory of manifests.
+    pub source: PathBuf,
+    /// Where clients connect.
+    pub listen: SocketAddr,
+    /// Where operators look.
+    pub admin: SocketAddr,
+    /// What is the same for the whole mesh.
+    pub mesh: Mesh,
+    /// The certificate authority.
+    pub authority: AuthorityConfig,
+    /// How callers prove who they are.
+    pub tokens: TokenConfig,
+    /// How the process logs.
+    pub log: LogConfig,
+}
+
+/// The certificate authority.
+#[derive(Debug, Clone)]
+pub struct AuthorityConfig {
+    /// Where it keeps its keys.
+    pub state: PathBuf,
+    /// A plugged-in authority.
+    pub cacerts: Option<PathBuf>,
+    /// The names that the server's certificate is for.
+    pub serving_names: Vec<ServingName>,
+    /// How long certificates live.
+    pub lifetimes: Lifetimes,
+}
+
+/// How callers prove who they are.
+#[derive(Debug, Clone)]
+pub struct TokenConfig {
+    /// The keys that sign tokens.
+    pub jwks: PathBuf,
+    /// Who issues them.
+    pub issuer: String,
+    /// Whom they must be for.
+    pub audiences: Vec<String>,
+    /// Accounts that may ask for the identities of their node's pods.
+    pub node_accounts: Vec<NodeAccount>,
+}
+
+/// All that is wrong with the configuration.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub struct Mistakes(pub Vec<String>);
+
+impl fmt::Display for Mistakes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the configuration has mistakes:")?;
+        self.0
+            .iter()
+            .try_for_each(|mistake| write!(f, "\n  {mistake}"))
+    }
+}
+
+impl Config {
+    /// Reads flags and environment.
+    ///
+    /// # Errors
+    /// Lists all mistakes.
+    pub fn read(arguments: &Arguments, environment: &Environment) -> Result<Self, Mistakes> {
+        let mut reader = Reader {
+            environment,
+            mistakes: Vec::new(),
+        };
+        let a = arguments;
+        let source = reader.source(&a.source);
+        let listen = reader.parsed(&a.listen, "listen", "LISTEN_ADDRESS", "0.0.0.0:15012");
+        let admin = reader.parsed(&a.admin, "admin", "ADMIN_ADDRESS", "127.0.0.1:8080");
+        let root = reader.text(&a.root_namespace, "ROOT_NAMESPACE", "istio-system");
+        let trust_domain: Option<TrustDomain> = reader.parsed(
+            &a.trust_domain,
+            "trust-domain",
+            "TRUST_DOMAIN",
+            TrustDomain::DEFAULT,
+        );
+        let cluster_id = reader.text(&a.cluster_id, "CLUSTER_ID", "Kubernetes");
+        let cluster_domain = reader.text(&a.domain, "CLUSTER_DOMAIN", "cluster.local");
+        let state = reader.required(&a.state, "state", "STATE_DIR");
+        let jwks = reader.required(&a.jwks, "jwks", "JWKS_PATH");
+        let issuer = reader.required(&a.issuer, "issuer", "TOKEN_ISSUER");
+        let audiences = reader.list(&a.audience, "audience", "TOKEN_AUDIENCES", "istio-ca");
+        let ztunnel = format!("{root}/ztunnel");
+        let node_accounts = reader.parsed_list(
+            &a.node_accounts,
+            "node-accounts",
+            "CA_TRUSTED_NODE_ACCOUNTS",
+            &ztunnel,
+        );
+        let service = format!("istiod.{root}.svc");
+        let serving_names = reader.parsed_list(&a.name, "name", "SERVING_NAMES", &service);
+        let default_ttl = reader.duration(
+            &a.default_cert_ttl,
+            "default-cert-ttl",
+            "DEFAULT_WORKLOAD_CERT_TTL",
+            "24h",
+        );
+        let max_ttl = reader.duration(
+            &a.max_cert_ttl,
+            "max-cert-ttl",
+            "MAX_WORKLOAD_CERT_TTL",
+            "2160h",
+        );
+        if default_ttl > max_ttl {
+            reader
+                .mistakes
+                .push("default-cert-ttl: is longer than max-cert-ttl".to_owned());
+        }
+        let cacerts = reader.given(&a.cacerts, "CACERTS_DIR").map(PathBuf::from);
+        let log = reader.log();
+        let (Some(source), Some(listen), Some(admin), Some(trust_domain), true) = (
+            source,
+            listen,
+            admin,
+            trust_domain,
+            reader.mistakes.is_empty(),
+        ) else {
+            return Err(Mistakes(reader.mistakes));
+        };
+        Ok(Self {
+            source,
+            listen,
+            admin,
+            mesh: Mesh {
+                cluster_id,
+                cluster_domain,
+                trust_domain,
+                root_namespace: root,
+            },
+            authority: AuthorityConfig {
+                state: state.into(),
+                cacerts,
+                serving_names,
+                lifetimes: Lifetimes {
+                    default: default_ttl,
+                    max: max_ttl,
+                },
+            },
+            tokens: TokenConfig {
+                jwks: jwks.into(),
+                issuer,
+                audiences,
+                node_accounts,
+            },
+            log,
+        })
+    }
+}
+
+struct Reader<'a> {
+    environment: &'a Environment,
+    mistakes: Vec<String>,
+}
+
+impl Reader<'_> {
+    fn given(&self, flag: &Option<String>, variable: &str) -> Option<String> {
+        let value = flag.as_ref().or_else(|| self.environment.get(variable))?;
+        (!value.is_empty()).then(|| value.clone())
+    }
+
+    fn text(&self, flag: &Option<String>, variable: &str, default: &str) -> String {
+        self.given(flag, variable)
+            .unwrap_or_else(|| default.to_owned())
+    }
+
+    fn required(&mut self, flag: &Option<String>, name: &str, variable: &str) -> String {
+        self.given(flag, variable).unwrap_or_else(|| {
+            self.mistakes
+                .push(format!("--{name} ({variable}): is required"));
+            String::new()
+        })
+    }
+
+    fn parsed<T>(
+        &mut self,
+        flag: &Option<String>,
+        name: &str,
+        variable: &str,
+        default: &str,
+    ) -> Option<T>
+    where
+        T: FromStr<Err: fmt::Display>,
+    {
+        let text = self.text(flag, variable, default);
+        text.parse()
+            .map_err(|error| {
+                self.mistakes
+                    .push(format!("--{name} ({variable}): {text:?}: {error}"));
+            })
+            .ok()
+    }
+
+    fn list(
+        &mut self,
+        flag: &Option<String>,
+        name: &str,
+        variable: &str,
+        default: &str,
+    ) -> Vec<String> {
+        let text = self.text(flag, variable, default);
+        let items: Vec<String> = text
+            .split(',')
+            .map(str::trim)
+            .filter(|item| !item.is_empty())
+            .map(str::to_owned)
+            .collect();
+        if items.is_empty() {
+            self.mistakes
+                .push(format!("--{name} ({variable}): {text:?} lists nothing"));
+        }
+        items
+    }
+
+    fn source(&mut self, flag: &Option<String>) -> Option<PathBuf> {
+        let text = self.required(flag, "source", "SOURCE");
+        if text.is_empty() {
+            return None;
+        }
+        let path = text.strip_prefix("dir:").filter(|path| !path.is_empty());
+        if path.is_none() {
+            self.mistakes.push(format!(
+                "--source (SOURCE): {text:?} is not of the form dir:PATH"
+            ));
+        }
+        path.map(PathBuf::from)
+    }
+
+    fn parsed_list<T>(
+        &mut self,
+        flag: &Option<String>,
+        name: &str,
+        variable: &str,
+        default: &str,
+    ) -> Vec<T>
+    where
+        T: FromStr<Err: fmt::Display>,
+    {
+        let mut items = Vec::new();
+        for text in self.list(flag, name, variable, default) {
+            match text.parse() {
+                Ok(item) => items.push(item),
+                Err(error) => self
+                    .mistakes
+                    .push(format!("--{name} ({variable}): {error}")),
+            }
+        }
+        items
+    }
+
+    fn duration(
+        &mut self,
+        flag: &Option<String>,
+        name: &str,
+        variable: &str,
+        default: &str,
+    ) -> Duration {
+        let text = self.text(flag, variable, default);
+        let parsed = parse_duration(&text).filter(|duration| !duration.is_zero());
+        parsed.unwrap_or_else(|| {
+            self.mistakes.push(format!(
+                "--{name} ({variable}): {text:?} is no duration such as 90m or 24h"
+            ));
+            Duration::ZERO
+        })
+    }
+
+    fn log(&mut self) -> LogConfig {
+        let format = match self.environment.get("LOG_FORMAT").map(String::as_str) {
+            None | Some("" | "plain") => Format::Plain,
+            Some("json") => Format::Json,
+            Some(other) => {
+                self.mistakes
+                    .push(format!("LOG_FORMAT: {other:?} is neither plain nor json"));
+                Format::Plain
+            }
+        };
+        let filter = self
+            .environment
+            .get("RUST_LOG")
+            .cloned()
+            .unwrap_or_default();
+        LogConfig { format, filter }
+    }
+}
+
+/// Reads a duration as Go writes it: `1h30m`, `45s`, `500ms`.
+fn parse_duration(text: &str) -> Option<Duration> {
+    let mut rest = text;
+    let mut total = Duration::ZERO;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit())?;
+        let number: u64 = rest[..digits].parse().ok()?;
+        rest = &rest[digits..];
+        let unit = rest
+            .find(|c: char| c.is_ascii_digit())
+            .unwrap_or(rest.len());
+        let millis = match &rest[..unit] {
+            "ms" => 1,
+            "s" => 1_000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            _ => return None,
+        };
+        total = total.checked_add(Duration::from_millis(number.checked_mul(millis)?))?;
+        rest = &rest[unit..];
+    }
+    Some(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(arguments: &[&str], environment: &[(&str, &str)]) -> Result<Config, Mistakes> {
+        let arguments = Arguments::try_parse_from(std::iter::once(&"istiod-lite").chain(arguments))
+            .expect("flags");
+        let environment = environment
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+            .collect();
+        Config::read(&arguments, &environment)
+    }
+
+    const LEAST: [(&str, &str); 4] = [
+        ("SOURCE", "dir:/m"),
+        ("STATE_DIR", "/s"),
+        ("JWKS_PATH", "/j"),
+        ("TOKEN_ISSUER", "lab"),
+    ];
+
+    #[test]
+    fn what_is_not_given_has_the_documented_default() {
+        let config = read(&[], &LEAST).expect("valid");
+        assert_eq!(config.listen.port(), 15012);
+        assert_eq!(config.mesh.cluster_id, "Kubernetes");
+        assert_eq!(config.tokens.audiences, ["istio-ca"]);
+        assert_eq!(
+            config.tokens.node_accounts,
+            ["istio-system/ztunnel".parse().expect("an account")]
+        );
+        let name = ServingName::Dns("istiod.istio-system.svc".into());
+        assert_eq!(config.authority.serving_names, [name]);
+        assert_eq!(config.authority.lifetimes, Lifetimes::default());
+    }
+
+    #[test]
+    fn a_flag_wins_over_its_variable() {
+        let config =
+            read(&["--source", "dir:/other", "--trust-domain", "td"], &LEAST).expect("valid");
+        assert_eq!(config.source, PathBuf::from("/other"));
+        assert_eq!(config.mesh.trust_domain.as_str(), "td");
+    }
+
+    #[test]
+    fn all_mistakes_are_reported_at_once() {
+        let mistakes = read(
+            &[
+                "--source",
+                "/m",
+                "--listen",
+                "nowhere",
+                "--trust-domain",
+                "UPPER",
+            ],
+            &[
+                ("CA_TRUSTED_NODE_ACCOUNTS", "ztunnel"),
+                ("LOG_FORMAT", "xml"),
+                ("MAX_WORKLOAD_CERT_TTL", "9"),
+            ],
+        )
+        .expect_err("invalid")
+        .0;
+        let expected = [
+            "--source",
+            "--listen",
+            "--trust-domain",
+            "--state",
+            "--jwks",
+            "--issuer",
+            "--node-accounts",
+            "--max-cert-ttl",
+            "LOG_FORMAT",
+        ];
+        for field in expected {
+            assert!(
+                mistakes.iter().any(|mistake| mistake.starts_with(field)),
+                "{field}: {mistakes:#?}"
+            );
+        }
+    }
+
+    #[test]
+    fn durations_are_read_as_go_writes_them() {
+        assert_eq!(parse_duration("1h30m"), Some(Duration::from_secs(5400)));
+        assert_eq!(parse_duration("500ms"), Some(Duration::from_millis(500)));
+        for bad in ["h", "9", "1d", "1h ", "-1h"] {
+            assert_eq!(parse_duration(bad), None, "{bad:?}");
+        }
+    }
+}

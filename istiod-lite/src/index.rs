@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Cluster events in, changed resources out; pure and incremental.
+//!
+//! ```text
+//!  event ─► fold: facts + which subjects that touches ─► derive each once ─► compare ─► changes
+//! ```
+//!
+//! A *subject* is an object that resources are made of: a pod, a service, a slice,
+//! a policy. Folding an event marks the subjects that depend on it (by selectors,
+//! by node, by the Gateways they look at); deriving a subject is a function of the
+//! facts alone, so that the outcome is that of building all from scratch, which a
+//! property test checks. What does not change in content is no change.
+
+mod derive;
+mod fold;
+mod selection;
+mod world;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    mem,
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use cluster::{Event, Kind, ObjectKey};
+
+use crate::{
+    authenticate::{PodFacts, PodLife, PodLookup},
+    catalogue::{Change, ResourceType, Version},
+    facts::{NamespacedName, Problem, pod::Life},
+    status::Condition,
+    translate::Mesh,
+};
+pub use world::Standing;
+use world::World;
+
+/// What resources are made of.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Subject {
+    Pod(NamespacedName),
+    Slice(NamespacedName),
+    Service(NamespacedName),
+    Policy(NamespacedName),
+    PeerAuthentication(NamespacedName),
+    /// The policy that denies all plaintext: there is one, once anyone asks for it.
+    StaticStrict,
+}
+
+/// What one subject comes to.
+#[derive(Debug, Default)]
+struct Derived {
+    resources: Vec<(ResourceType, String, Bytes)>,
+    /// What its author is told; `None` for objects about which we say nothing.
+    condition: Option<Condition>,
+    /// The Gateways that it looked at, whether they exist or not.
+    gateways: Vec<NamespacedName>,
+}
+
+/// What an application of events has changed.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// Resources, each once.
+    pub resources: Vec<Change>,
+    /// Objects whose conditions may have to be written.
+    pub conditions: BTreeSet<ObjectKey>,
+}
+
+/// What the control plane knows of the cluster.
+#[derive(Debug)]
+pub struct Index {
+    mesh: Mesh,
+    world: World,
+    dirty: BTreeSet<Subject>,
+    resources: HashMap<Subject, Vec<(ResourceType, Arc<str>, Version)>>,
+    /// Which subjects looked at a Gateway, and the other way round.
+    users: HashMap<NamespacedName, BTreeSet<Subject>>,
+    looked_at: HashMap<Subject, Vec<NamespacedName>>,
+    conditions: BTreeMap<ObjectKey, Condition>,
+    problems: BTreeMap<ObjectKey, Vec<Problem>>,
+}
+
+impl Index {
+    /// An index of nothing.
+    pub fn new(mesh: Mesh) -> Self {
+        Self {
+            mesh,
+            world: World::default(),
+            dirty: BTreeSet::new(),
+            resources: HashMap::new(),
+            users: HashMap::new(),
+            looked_at: HashMap::new(),
+            conditions: BTreeMap::new(),
+            problems: BTreeMap::new(),
+        }
+    }
+
+    /// Takes in events, and says what they have changed.
+    pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) -> Changes {
+        let mut changes = Changes::default();
+        for event in events {
+            if let Some(object) = self.fold(event) {
+                changes.conditions.insert(object);
+            }
+        }
+        for subject in mem::take(&mut self.dirty) {
+            let derived = self.derive(&subject);
+            self.remember_gateways(&subject, derived.gateways);
+            if let Some(object) = subject.object() {
+                let changed = match derived.condition {
+                    Some(condition) => {
+                        let before = self.conditions.insert(object.clone(), condition.clone());
+                        before.as_ref() != Some(&condition)
+                    }
+                    None => self.conditions.remove(&object).is_some(),
+                };
+                if changed {
+                    changes.conditions.insert(object);
+                }
+            }
+            self.compare(subject, derived.resources, &mut changes.resources);
+        }
+        changes
+    }
+
+    /// Adds to `changes` what is different from before.
+    fn compare(
+        &mut self,
+        subject: Subject,
+        derived: Vec<(ResourceType, String, Bytes)>,
+        changes: &mut Vec<Change>,
+    ) {
+        let mut before = self.resources.remove(&subject).unwrap_or_default();
+        let mut now = Vec::with_capacity(derived.len());
+        for (of, name, body) in derived {
+            let version = Version::of(&body);
+            let known = before.iter().position(|(o, n, _)| *o == of && **n == *name);
+            let known = known.map(|position| before.swap_remove(position));
+            let name: Arc<str> = known
+                .as_ref()
+                .map_or_else(|| name.into(), |(_, name, _)| name.clone());
+            if known.is_none_or(|(_, _, before)| before != version) {
+                changes.push(Change {
+                    of,
+                    name: name.clone(),
+                    body: Some(body),
+                });
+            }
+            now.push((of, name, version));
+        }
+        changes.extend(before.into_iter().map(|(of, name, _)| Change {
+            of,
+            name,
+            body: None,
+        }));
+        if !now.is_empty() {
+            self.resources.insert(subject, now);
+        }
+    }
+
+    fn remember_gateways(&mut self, subject: &Subject, now: Vec<NamespacedName>) {
+        let before = self.looked_at.remove(subject).unwrap_or_default();
+        for gateway in before.iter().filter(|gateway| !now.contains(gateway)) {
+            if let Some(users) = self.users.get_mut(gateway) {
+                users.remove(subject);
+                if users.is_empty() {
+                    self.users.remove(gateway);
+                }
+            }
+        }
+        for gateway in now.iter().filter(|gateway| !before.contains(gateway)) {
+            self.users
+                .entry(gateway.clone())
+                .or_default()
+                .insert(subject.clone());
+        }
+        if !now.is_empty() {
+            self.looked_at.insert(subject.clone(), now);
+        }
+    }
+
+    /// What an object's author is to be told.
+    pub fn condition(&self, object: &ObjectKey) -> Option<&Condition> {
+        self.conditions.get(object)
+    }
+
+    /// Which object of a kind that gets conditions this is now: its uid, and the
+    /// conditions of ours that it carries.
+    pub fn standing(&self, object: &ObjectKey) -> Option<&Standing> {
+        self.world.standings.get(object)
+    }
+
+    /// What could not be used as it was written.
+    pub fn problems(&self) -> impl Iterator<Item = (&ObjectKey, &Problem)> {
+        self.problems
+            .iter()
+            .flat_map(|(object, all)| all.iter().map(move |one| (object, one)))
+    }
+}
+
+impl PodLookup for Index {
+    fn pod(&self, namespace: &str, name: &str) -> Option<PodFacts> {
+        let pod = self.world.namespaces.get(namespace)?.pods.get(name)?;
+        Some(PodFacts {
+            uid: pod.uid.clone(),
+            service_account: pod.service_account.clone(),
+            node: (!pod.node.is_empty()).then(|| pod.node.clone()),
+            life: match pod.life {
+                Life::Live => PodLife::Live,
+                Life::Ended => PodLife::Ended,
+            },
+        })
+    }
+
+    fn has_live_pod(&self, node: &str, namespace: &str, service_account: &str) -> bool {
+        let on_node = self.world.pods_by_node.get(node).into_iter().flatten();
+        on_node
+            .filter(|pod| *pod.namespace == *namespace)
+            .any(|name| {
+                let here = self.world.namespaces.get(&name.namespace);
+                here.and_then(|here| here.pods.get(&name.name))
+                    .is_some_and(|pod| {
+                        pod.life == Life::Live && pod.service_account == service_account
+                    })
+            })
+    }
+}
+
+impl Subject {
+    /// The object that conditions of this subject are written to.
+    fn object(&self) -> Option<ObjectKey> {
+        let (kind, name) = match self {
+            Self::Service(name) => (Kind::Service, name),
+            Self::Policy(name) => (Kind::AuthorizationPolicy, name),
+            Self::Pod(_) | Self::Slice(_) | Self::PeerAuthentication(_) | Self::StaticStrict => {
+                return None;
+            }
+        };
+        Some(ObjectKey::namespaced(kind, &*name.namespace, &*name.name))
+    }
+}

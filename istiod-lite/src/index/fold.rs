@@ -1,0 +1,501 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One event into the facts, marking the subjects that depend on what it changes.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use cluster::{Event, Kind, Object, ObjectKey, kinds};
+
+use super::{
+    Index, Subject,
+    world::{Inhabitants, Standing},
+};
+use crate::{
+    facts::{
+        NamespacedName, Problem, Read, gateway, namespace, pod,
+        policy::{self, PeerAuthentication, Reach},
+        service::{self, Service},
+        slice::{self, Slice},
+    },
+    translate::policy as authorization,
+};
+
+impl Index {
+    /// Takes in one event. Returns the object if conditions are written to its kind.
+    pub(super) fn fold(&mut self, event: Event) -> Option<ObjectKey> {
+        match event {
+            Event::Applied(object) => self.fold_object(&object),
+            Event::Deleted(key) => self.fold_deletion(key),
+        }
+    }
+
+    fn fold_object(&mut self, object: &Object) -> Option<ObjectKey> {
+        let key = object.key();
+        let name = NamespacedName::new(object.namespace(), object.name());
+        let mut problems = Vec::new();
+        let mut conditions = None;
+        match object {
+            Object::Namespace(o) => self.set_namespace(&name.name, namespace::read(o)),
+            Object::Node(o) => self.set_node(&name.name, namespace::read_node(o)),
+            Object::Pod(o) => self.set_pod(&name, Some(take(pod::read(o), &mut problems))),
+            Object::Service(o) => {
+                let facts = service::read(o).map(|read| take(read, &mut problems));
+                conditions = o
+                    .status
+                    .as_ref()
+                    .map(|s| s.conditions.clone().unwrap_or_default());
+                conditions = Some(conditions.unwrap_or_default());
+                self.set_service(&name, facts);
+            }
+            Object::EndpointSlice(o) => {
+                let facts = slice::read(o).map(|read| take(read, &mut problems));
+                self.set_slice(&name, facts);
+            }
+            Object::Gateway(o) => {
+                self.set_gateway(&name, Some(take(gateway::read(o), &mut problems)));
+            }
+            Object::GatewayClass(o) => {
+                self.set_class(
+                    &name.name,
+                    Some(take(gateway::read_class(o), &mut problems)),
+                );
+            }
+            Object::AuthorizationPolicy(o) => {
+                let read = authorization::translate(o, &self.mesh.root_namespace);
+                conditions = Some(conditions_of(o.status.as_ref()));
+                self.set_policy(&name, Some(take(read, &mut problems)));
+            }
+            Object::PeerAuthentication(o) => {
+                let facts = take(policy::read_peer_authentication(o), &mut problems);
+                if *name.namespace == *self.mesh.root_namespace && facts.reach != Reach::All {
+                    problems.push(Problem::new(
+                        "spec.selector",
+                        "has no effect in the root namespace: the policy is ignored",
+                    ));
+                }
+                self.set_peer(&name, Some(facts));
+            }
+            _ => {}
+        }
+        self.set_problems(&key, problems);
+        let conditions = conditions?;
+        let standing = Standing {
+            uid: object.uid().to_owned(),
+            generation: object.metadata().generation,
+            conditions,
+        };
+        let before = self.world.standings.insert(key.clone(), standing.clone());
+        (before.as_ref() != Some(&standing)).then_some(key)
+    }
+
+    fn fold_deletion(&mut self, key: ObjectKey) -> Option<ObjectKey> {
+        let name = NamespacedName::new(
+            key.namespace.as_deref().unwrap_or_default(),
+            key.name.as_str(),
+        );
+        match key.kind {
+            Kind::Namespace => self.set_namespace(&name.name, namespace::Namespace::default()),
+            Kind::Node => self.set_node(&name.name, None),
+            Kind::Pod => self.set_pod(&name, None),
+            Kind::Service => self.set_service(&name, None),
+            Kind::EndpointSlice => self.set_slice(&name, None),
+            Kind::Gateway => self.set_gateway(&name, None),
+            Kind::GatewayClass => self.set_class(&name.name, None),
+            Kind::AuthorizationPolicy => self.set_policy(&name, None),
+            Kind::PeerAuthentication => self.set_peer(&name, None),
+            _ => {}
+        }
+        self.set_problems(&key, Vec::new());
+        self.world.standings.remove(&key).map(|_| key)
+    }
+
+    fn set_namespace(&mut self, name: &Arc<str>, facts: namespace::Namespace) {
+        let here = self.world.namespaces.entry(name.clone()).or_default();
+        let before = std::mem::replace(&mut here.namespace, facts);
+        let network_changed =
+            **name == *self.mesh.root_namespace && before.network != here.namespace.network;
+        if before != here.namespace {
+            let mut touched = BTreeSet::new();
+            mark_namespace(name, here, &mut touched);
+            self.dirty.extend(touched);
+        }
+        if network_changed {
+            let mut touched = BTreeSet::new();
+            for (namespace, here) in &self.world.namespaces {
+                mark_namespace(namespace, here, &mut touched);
+            }
+            self.dirty.extend(touched);
+        }
+        self.forget_deserted(name);
+    }
+
+    fn set_node(&mut self, name: &Arc<str>, facts: Option<namespace::Locality>) {
+        let before = match &facts {
+            Some(locality) => self.world.nodes.insert(name.to_string(), locality.clone()),
+            None => self.world.nodes.remove(&**name),
+        };
+        if before != facts {
+            let pods = self.world.pods_by_node.get(&**name).into_iter().flatten();
+            self.dirty.extend(pods.cloned().map(Subject::Pod));
+        }
+    }
+
+    fn set_pod(&mut self, name: &NamespacedName, facts: Option<pod::Pod>) {
+        let here = self
+            .world
+            .namespaces
+            .entry(name.namespace.clone())
+            .or_default();
+        let before = here.pods.remove(&name.name);
+        if before == facts {
+            if let Some(facts) = facts {
+                here.pods.insert(name.name.clone(), facts);
+            }
+            self.forget_deserted(&name.namespace);
+            return;
+        }
+        if let Some(before) = before {
+            here.pods_by_labels.remove(&name.name, &before.labels);
+            if let Some(pods) = self.world.pods_by_node.get_mut(&before.node) {
+                pods.remove(name);
+                if pods.is_empty() {
+                    self.world.pods_by_node.remove(&before.node);
+                }
+            }
+        }
+        if let Some(facts) = facts {
+            here.pods_by_labels.insert(&name.name, &facts.labels);
+            self.world
+                .pods_by_node
+                .entry(facts.node.clone())
+                .or_default()
+                .insert(name.clone());
+            here.pods.insert(name.name.clone(), facts);
+        }
+        self.dirty.insert(Subject::Pod(name.clone()));
+        self.forget_deserted(&name.namespace);
+    }
+
+    fn set_service(&mut self, name: &NamespacedName, facts: Option<Service>) {
+        let here = self
+            .world
+            .namespaces
+            .entry(name.namespace.clone())
+            .or_default();
+        let before = here.services.get(&name.name).cloned();
+        if before != facts {
+            let mut touched = BTreeSet::from([Subject::Service(name.clone())]);
+            for service in before
+                .iter()
+                .chain(&facts)
+                .filter(|s| !s.selector.is_empty())
+            {
+                mark_pods(name, here.selected_pods(&service.selector), &mut touched);
+            }
+            mark_slices(name, here, &mut touched);
+            if let Some(before) = &before {
+                here.services_by_selector
+                    .remove(&name.name, &before.selector);
+            }
+            match facts {
+                Some(facts) => {
+                    here.services_by_selector
+                        .insert(&name.name, &facts.selector);
+                    here.services.insert(name.name.clone(), facts);
+                }
+                None => {
+                    here.services.remove(&name.name);
+                }
+            }
+            self.dirty.extend(touched);
+        }
+        self.forget_deserted(&name.namespace);
+    }
+
+    fn set_slice(&mut self, name: &NamespacedName, facts: Option<Slice>) {
+        let here = self
+            .world
+            .namespaces
+            .entry(name.namespace.clone())
+            .or_default();
+        let before = here.slices.remove(&name.name);
+        if before != facts {
+            self.dirty.insert(Subject::Slice(name.clone()));
+        }
+        let pods = before.iter().chain(&facts).flat_map(|slice| &slice.pods);
+        let pods: BTreeSet<String> = pods.map(|pod| pod.name.clone()).collect();
+        if before != facts {
+            let named = pods
+                .iter()
+                .map(|pod| NamespacedName::new(name.namespace.clone(), pod.as_str()));
+            self.dirty.extend(named.map(Subject::Pod));
+        }
+        if let Some(before) = before {
+            unlink(&mut here.slices_by_service, &before.service, &name.name);
+            for pod in &before.pods {
+                unlink(&mut here.slices_by_pod, &pod.name, &name.name);
+            }
+        }
+        if let Some(facts) = facts {
+            link(&mut here.slices_by_service, &facts.service, &name.name);
+            for pod in &facts.pods {
+                link(&mut here.slices_by_pod, &pod.name, &name.name);
+            }
+            here.slices.insert(name.name.clone(), facts);
+        }
+        self.forget_deserted(&name.namespace);
+    }
+
+    fn set_gateway(&mut self, name: &NamespacedName, facts: Option<gateway::Gateway>) {
+        let here = self
+            .world
+            .namespaces
+            .entry(name.namespace.clone())
+            .or_default();
+        let before = here.gateways.remove(&name.name);
+        if before != facts {
+            self.dirty
+                .extend(self.users.get(name).into_iter().flatten().cloned());
+        }
+        if let Some(before) = before
+            && let Some(gateways) = self.world.gateways_by_class.get_mut(&before.class)
+        {
+            gateways.remove(name);
+            if gateways.is_empty() {
+                self.world.gateways_by_class.remove(&before.class);
+            }
+        }
+        if let Some(facts) = facts {
+            self.world
+                .gateways_by_class
+                .entry(facts.class.clone())
+                .or_default()
+                .insert(name.clone());
+            here.gateways.insert(name.name.clone(), facts);
+        }
+        self.forget_deserted(&name.namespace);
+    }
+
+    fn set_class(&mut self, name: &Arc<str>, facts: Option<gateway::Class>) {
+        let before = match &facts {
+            Some(class) => self.world.classes.insert(name.to_string(), class.clone()),
+            None => self.world.classes.remove(&**name),
+        };
+        if before != facts {
+            let gateways = self
+                .world
+                .gateways_by_class
+                .get(&**name)
+                .into_iter()
+                .flatten();
+            let users = gateways
+                .filter_map(|gateway| self.users.get(gateway))
+                .flatten();
+            self.dirty.extend(users.cloned());
+        }
+    }
+
+    fn set_policy(&mut self, name: &NamespacedName, facts: Option<authorization::Policy>) {
+        let here = self
+            .world
+            .namespaces
+            .entry(name.namespace.clone())
+            .or_default();
+        let before = here.policies.get(&name.name).cloned();
+        if before != facts {
+            self.dirty.insert(Subject::Policy(name.clone()));
+            if let Some(Reach::Selected(labels)) = before.as_ref().map(|policy| &policy.reach) {
+                here.policies_by_selector.remove(&name.name, labels);
+            }
+            if let Some(Reach::Selected(labels)) = facts.as_ref().map(|policy| &policy.reach) {
+                here.policies_by_selector.insert(&name.name, labels);
+            }
+            // Workloads only name the policy: its rules don't concern them.
+            let names = |policy: &Option<authorization::Policy>| {
+                policy
+                    .as_ref()
+                    .filter(|p| p.authorization.is_some())
+                    .map(|p| p.reach.clone())
+            };
+            let (old, new) = (names(&before), names(&facts));
+            match facts {
+                Some(facts) => here.policies.insert(name.name.clone(), facts),
+                None => here.policies.remove(&name.name),
+            };
+            if old != new {
+                for reach in old.iter().chain(&new) {
+                    self.mark_reached(&name.namespace, reach);
+                }
+            }
+        }
+        self.forget_deserted(&name.namespace);
+    }
+
+    /// Marks the pods that a policy's selector chooses: in the root namespace, those
+    /// of all namespaces. Policies for whole scopes are named by no pod.
+    fn mark_reached(&mut self, namespace: &Arc<str>, reach: &Reach) {
+        let Reach::Selected(labels) = reach else {
+            return;
+        };
+        let mut touched = BTreeSet::new();
+        let everywhere = **namespace == *self.mesh.root_namespace;
+        let within = self
+            .world
+            .namespaces
+            .iter()
+            .filter(|(name, _)| everywhere || *name == namespace);
+        for (name, here) in within {
+            let any = NamespacedName::new(name.clone(), "");
+            mark_pods(&any, here.selected_pods(labels), &mut touched);
+        }
+        self.dirty.extend(touched);
+    }
+
+    fn set_peer(&mut self, name: &NamespacedName, facts: Option<PeerAuthentication>) {
+        let here = self
+            .world
+            .namespaces
+            .entry(name.namespace.clone())
+            .or_default();
+        let before = here.peers.get(&name.name).cloned();
+        if before != facts {
+            if let Some(Reach::Selected(labels)) = before.as_ref().map(|peer| &peer.reach) {
+                here.peers_by_selector.remove(&name.name, labels);
+            }
+            if let Some(Reach::Selected(labels)) = facts.as_ref().map(|peer| &peer.reach) {
+                here.peers_by_selector.insert(&name.name, labels);
+            }
+            let reaches: Vec<Reach> = before
+                .iter()
+                .chain(&facts)
+                .map(|p| p.reach.clone())
+                .collect();
+            let count = &mut self.world.peer_authentications;
+            *count = *count + usize::from(facts.is_some()) - usize::from(before.is_some());
+            match facts {
+                Some(facts) => here.peers.insert(name.name.clone(), facts),
+                None => here.peers.remove(&name.name),
+            };
+            self.dirty.insert(Subject::StaticStrict);
+            self.dirty.insert(Subject::PeerAuthentication(name.clone()));
+            for reach in &reaches {
+                self.mark_peer_reach(&name.namespace, reach);
+            }
+        }
+        self.forget_deserted(&name.namespace);
+    }
+
+    fn mark_peer_reach(&mut self, namespace: &Arc<str>, reach: &Reach) {
+        let is_root = **namespace == *self.mesh.root_namespace;
+        match reach {
+            // In the root namespace, a policy with a selector is ignored.
+            Reach::Selected(_) if is_root => {}
+            Reach::Selected(_) => self.mark_reached(namespace, reach),
+            Reach::All => {
+                let mut touched = BTreeSet::new();
+                let within = self
+                    .world
+                    .namespaces
+                    .iter()
+                    .filter(|(name, _)| is_root || *name == namespace);
+                for (name, here) in within {
+                    let any = NamespacedName::new(name.clone(), "");
+                    mark_pods(&any, here.pods.keys(), &mut touched);
+                    let peers = here.peers.keys();
+                    touched.extend(peers.map(|peer| {
+                        Subject::PeerAuthentication(NamespacedName::new(name.clone(), peer.clone()))
+                    }));
+                }
+                self.dirty.extend(touched);
+            }
+        }
+    }
+
+    fn set_problems(&mut self, key: &ObjectKey, problems: Vec<Problem>) {
+        if problems.is_empty() {
+            self.problems.remove(key);
+        } else {
+            self.problems.insert(key.clone(), problems);
+        }
+    }
+
+    fn forget_deserted(&mut self, namespace: &Arc<str>) {
+        if self
+            .world
+            .namespaces
+            .get(namespace)
+            .is_some_and(Inhabitants::is_deserted)
+        {
+            self.world.namespaces.remove(namespace);
+        }
+    }
+}
+
+fn take<T>(read: Read<T>, problems: &mut Vec<Problem>) -> T {
+    problems.extend(read.problems);
+    read.facts
+}
+
+fn conditions_of(status: Option<&kinds::PolicyStatus>) -> Vec<kinds::Condition> {
+    status
+        .map(|status| status.conditions.clone())
+        .unwrap_or_default()
+}
+
+fn mark_pods<'a>(
+    namespace: &NamespacedName,
+    pods: impl Iterator<Item = &'a Arc<str>>,
+    touched: &mut BTreeSet<Subject>,
+) {
+    let named = pods.map(|pod| NamespacedName::new(namespace.namespace.clone(), pod.clone()));
+    touched.extend(named.map(Subject::Pod));
+}
+
+/// Marks a service's slices and the pods that they point at.
+fn mark_slices(service: &NamespacedName, here: &Inhabitants, touched: &mut BTreeSet<Subject>) {
+    for name in here
+        .slices_by_service
+        .get(&*service.name)
+        .into_iter()
+        .flatten()
+    {
+        touched.insert(Subject::Slice(NamespacedName::new(
+            service.namespace.clone(),
+            name.clone(),
+        )));
+        for pod in here
+            .slices
+            .get(name)
+            .into_iter()
+            .flat_map(|slice| &slice.pods)
+        {
+            let pod = NamespacedName::new(service.namespace.clone(), pod.name.as_str());
+            touched.insert(Subject::Pod(pod));
+        }
+    }
+}
+
+fn mark_namespace(name: &Arc<str>, here: &Inhabitants, touched: &mut BTreeSet<Subject>) {
+    let named = |object: &Arc<str>| NamespacedName::new(name.clone(), object.clone());
+    touched.extend(here.pods.keys().map(|pod| Subject::Pod(named(pod))));
+    touched.extend(
+        here.services
+            .keys()
+            .map(|service| Subject::Service(named(service))),
+    );
+    touched.extend(here.slices.keys().map(|slice| Subject::Slice(named(slice))));
+}
+
+type Links = std::collections::HashMap<String, BTreeSet<Arc<str>>>;
+
+fn link(links: &mut Links, from: &str, to: &Arc<str>) {
+    links.entry(from.to_owned()).or_default().insert(to.clone());
+}
+
+fn unlink(links: &mut Links, from: &str, to: &str) {
+    if let Some(set) = links.get_mut(from) {
+        set.remove(to);
+        if set.is_empty() {
+            links.remove(from);
+        }
+    }
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The facts, and the ways in which they are looked up.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use cluster::{ObjectKey, kinds};
+
+use super::selection::{ByLabels, BySelector};
+use crate::{
+    facts::{
+        NamespacedName,
+        gateway::{Class, Gateway},
+        namespace::{Locality, Namespace},
+        pod::Pod,
+        policy::{PeerAuthentication, Reach},
+        selects,
+        service::Service,
+        slice::Slice,
+    },
+    translate::policy::Policy,
+};
+
+/// All facts.
+#[derive(Debug, Default)]
+pub(super) struct World {
+    pub(super) namespaces: BTreeMap<Arc<str>, Inhabitants>,
+    pub(super) nodes: HashMap<String, Locality>,
+    pub(super) classes: HashMap<String, Class>,
+    pub(super) pods_by_node: HashMap<String, BTreeSet<NamespacedName>>,
+    pub(super) gateways_by_class: HashMap<String, BTreeSet<NamespacedName>>,
+    /// How many PeerAuthentications there are.
+    pub(super) peer_authentications: usize,
+    pub(super) standings: BTreeMap<ObjectKey, Standing>,
+}
+
+/// A namespace, and the objects in it. It may hold objects before it is known itself.
+#[derive(Debug, Default)]
+pub(super) struct Inhabitants {
+    pub(super) namespace: Namespace,
+    pub(super) pods: BTreeMap<Arc<str>, Pod>,
+    pub(super) pods_by_labels: ByLabels,
+    pub(super) services: BTreeMap<Arc<str>, Service>,
+    pub(super) services_by_selector: BySelector,
+    pub(super) slices: BTreeMap<Arc<str>, Slice>,
+    pub(super) slices_by_service: HashMap<String, BTreeSet<Arc<str>>>,
+    pub(super) slices_by_pod: HashMap<String, BTreeSet<Arc<str>>>,
+    pub(super) policies: BTreeMap<Arc<str>, Policy>,
+    pub(super) policies_by_selector: BySelector,
+    pub(super) peers: BTreeMap<Arc<str>, PeerAuthentication>,
+    pub(super) peers_by_selector: BySelector,
+    pub(super) gateways: BTreeMap<Arc<str>, Gateway>,
+}
+
+/// An object that conditions are written to.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Standing {
+    /// Its uid.
+    pub uid: String,
+    /// The generation of its spec.
+    pub generation: Option<i64>,
+    /// The conditions that it carries, whoever wrote them.
+    pub conditions: Vec<kinds::Condition>,
+}
+
+impl World {
+    /// The namespace of this name, if it holds anything.
+    pub(super) fn inhabitants(&self, namespace: &str) -> Option<&Inhabitants> {
+        self.namespaces.get(namespace)
+    }
+
+    /// A Gateway, with its class.
+    pub(super) fn gateway(&self, name: &NamespacedName) -> Option<(&Gateway, Option<&Class>)> {
+        let gateway = self
+            .inhabitants(&name.namespace)?
+            .gateways
+            .get(&name.name)?;
+        Some((gateway, self.classes.get(&gateway.class)))
+    }
+}
+
+impl Inhabitants {
+    /// The services of this namespace that a pod backs: those that select it, and
+    /// those whose slices point at exactly this pod.
+    pub(super) fn services_of(&self, name: &str, pod: &Pod) -> BTreeMap<&Arc<str>, &Service> {
+        let selecting = self
+            .services_by_selector
+            .candidates(&pod.labels)
+            .filter_map(|name| self.services.get_key_value(name))
+            .filter(|(_, service)| selects(&service.selector, &pod.labels));
+        let pointing = self
+            .slices_by_pod
+            .get(name)
+            .into_iter()
+            .flatten()
+            .filter_map(|slice| self.slices.get(slice))
+            .filter(|slice| {
+                slice
+                    .pods
+                    .iter()
+                    .any(|pod_ref| pod_ref.name == name && pod_ref.uid == pod.uid)
+            })
+            .filter_map(|slice| self.services.get_key_value(slice.service.as_str()));
+        selecting.chain(pointing).collect()
+    }
+
+    /// The policies of this namespace that select a pod and are sent.
+    pub(super) fn policies_of<'a>(&'a self, pod: &'a Pod) -> impl Iterator<Item = &'a Arc<str>> {
+        self.policies_by_selector.candidates(&pod.labels).filter(|name| {
+            self.policies.get(*name).is_some_and(|policy| {
+                policy.authorization.is_some()
+                    && matches!(&policy.reach, Reach::Selected(labels) if selects(labels, &pod.labels))
+            })
+        })
+    }
+
+    /// The PeerAuthentication that selects a pod: the oldest.
+    pub(super) fn peer_of<'a>(
+        &'a self,
+        pod: &'a Pod,
+    ) -> Option<(&'a Arc<str>, &'a PeerAuthentication)> {
+        self.peers_by_selector
+            .candidates(&pod.labels)
+            .filter_map(|name| self.peers.get_key_value(name))
+            .filter(|(_, peer)| matches!(&peer.reach, Reach::Selected(labels) if selects(labels, &pod.labels)))
+            .min_by_key(|(name, peer)| (peer.created, *name))
+    }
+
+    /// The PeerAuthentication for all of the namespace: the oldest.
+    pub(super) fn peer_of_all(&self) -> Option<&PeerAuthentication> {
+        self.peers
+            .iter()
+            .filter(|(_, peer)| peer.reach == Reach::All)
+            .min_by_key(|(name, peer)| (peer.created, *name))
+            .map(|(_, peer)| peer)
+    }
+
+    /// The pods that a selector with labels chooses.
+    pub(super) fn selected_pods<'a>(
+        &'a self,
+        selector: &'a crate::facts::Labels,
+    ) -> impl Iterator<Item = &'a Arc<str>> {
+        self.pods_by_labels.candidates(selector).filter(|name| {
+            self.pods
+                .get(*name)
+                .is_some_and(|pod| selects(selector, &pod.labels))
+        })
+    }
+
+    /// Whether nothing is known of it any more.
+    pub(super) fn is_deserted(&self) -> bool {
+        self.namespace == Namespace::default()
+            && self.pods.is_empty()
+            && self.services.is_empty()
+            && self.slices.is_empty()
+            && self.policies.is_empty()
+            && self.peers.is_empty()
+            && self.gateways.is_empty()
+    }
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The TLS side of the server: a certificate of our own authority, renewed in
+//! time, and an accept loop that bounds handshakes and connections.
+
+use std::{
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use ops::shutdown::DrainSignal;
+use rustls::{
+    ServerConfig,
+    server::{ClientHello, ResolvesServerCert},
+    sign::CertifiedKey,
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::Connected;
+
+/// Handshakes at a time.
+const MAX_HANDSHAKES: usize = 256;
+/// Connections at a time.
+const MAX_CONNECTIONS: usize = 10_000;
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The certificate that is shown now; it can be replaced at any time.
+#[derive(Debug)]
+pub struct Shown(ArcSwap<CertifiedKey>);
+
+impl Shown {
+    /// Shows a certificate.
+    pub fn new(certificate: Arc<CertifiedKey>) -> Arc<Self> {
+        Arc::new(Self(ArcSwap::new(certificate)))
+    }
+
+    /// Shows another one from now on.
+    pub fn replace(&self, certificate: Arc<CertifiedKey>) {
+        self.0.store(certificate);
+    }
+}
+
+impl ResolvesServerCert for Shown {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.load_full())
+    }
+}
+
+/// TLS 1.2 and 1.3, HTTP/2 only. Clients prove themselves by token.
+///
+/// # Errors
+/// When the provider lacks what these versions need.
+pub fn tls_config(shown: Arc<Shown>) -> Result<Arc<ServerConfig>, rustls::Error> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
+        .with_no_client_auth()
+        .with_cert_resolver(shown);
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(Arc::new(config))
+}
+
+/// Accepts connections and shakes hands until the drain; what comes out is ready for HTTP/2.
+pub fn incoming(
+    listener: TcpListener,
+    tls: Arc<ServerConfig>,
+    drain: DrainSignal,
+) -> ReceiverStream<io::Result<Secured>> {
+    let (secured, ready) = mpsc::channel(16);
+    let acceptor = TlsAcceptor::from(tls);
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    tokio::spawn(async move {
+        let shake_hands = move |socket: TcpStream, peer: SocketAddr| {
+            let (acceptor, slots, secured) =
+                (acceptor.clone(), Arc::clone(&slots), secured.clone());
+            async move {
+                match secure(socket, peer, &acceptor, slots).await {
+                    // The server is gone if nobody takes it.
+                    Ok(connection) => _ = secured.send(Ok(connection)).await,
+                    Err(error) => {
+                        metrics::counter!("culvert_xds_handshake_failures_total").increment(1);
+                        tracing::debug!(%peer, %error, "TLS handshake failed");
+                    }
+                }
+            }
+        };
+        let served = ops::serve::serve(
+            listener,
+            "control plane",
+            MAX_HANDSHAKES,
+            drain,
+            shake_hands,
+        );
+        if let Err(error) = served.await {
+            tracing::error!(%error, "the control plane's listener is broken");
+        }
+    });
+    ReceiverStream::new(ready)
+}
+
+async fn secure(
+    socket: TcpStream,
+    peer: SocketAddr,
+    acceptor: &TlsAcceptor,
+    slots: Arc<Semaphore>,
+) -> io::Result<Secured> {
+    let slot = slots
+        .try_acquire_owned()
+        .map_err(|_| io::Error::other(format!("more than {MAX_CONNECTIONS} connections")))?;
+    socket.set_nodelay(true)?;
+    let shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(socket));
+    let stream = shaken
+        .await
+        .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    Ok(Secured {
+        stream: Box::new(stream),
+        peer: Peer(peer),
+        _slot: slot,
+    })
+}
+
+/// A client's address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer(pub SocketAddr);
+
+/// A connection whose handshake is done.
+#[derive(Debug)]
+pub struct Secured {
+    stream: Box<TlsStream<TcpStream>>,
+    peer: Peer,
+    _slot: OwnedSemaphorePermit,
+}
+
+impl Connected for Secured {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        self.peer
+    }
+}
+
+impl AsyncRead for Secured {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Secured {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

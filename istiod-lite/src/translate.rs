@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Facts in, wire messages out. Each function here is pure: it neither looks
+//! anything up nor remembers anything; the index hands it all that it needs.
+
+pub mod peer_authentication;
+pub mod policy;
+pub mod service;
+pub mod waypoint;
+pub mod workload;
+
+use std::net::IpAddr;
+
+use bytes::Bytes;
+use proto::workload::NetworkAddress;
+use spiffe::TrustDomain;
+
+/// What is the same for the whole mesh.
+#[derive(Debug, Clone)]
+pub struct Mesh {
+    /// This cluster's id: part of every workload's uid.
+    pub cluster_id: String,
+    /// The domain under which services are named, such as `cluster.local`.
+    pub cluster_domain: String,
+    /// The realm of the identities.
+    pub trust_domain: TrustDomain,
+    /// The namespace whose policies hold for all.
+    pub root_namespace: String,
+}
+
+impl Mesh {
+    /// The host name of a service.
+    pub fn hostname(&self, namespace: &str, name: &str) -> String {
+        format!("{name}.{namespace}.svc.{}", self.cluster_domain)
+    }
+
+    /// The trust domain as workloads carry it: empty stands for the default one.
+    fn wire_trust_domain(&self) -> String {
+        match self.trust_domain.as_str() {
+            TrustDomain::DEFAULT => String::new(),
+            other => other.to_owned(),
+        }
+    }
+}
+
+/// An address as 4 or 16 bytes.
+pub(crate) fn octets(ip: IpAddr) -> Bytes {
+    match ip {
+        IpAddr::V4(ip) => Bytes::copy_from_slice(&ip.octets()),
+        IpAddr::V6(ip) => Bytes::copy_from_slice(&ip.octets()),
+    }
+}
+
+fn network_address(network: &str, ip: IpAddr) -> NetworkAddress {
+    NetworkAddress {
+        network: network.to_owned(),
+        address: octets(ip),
+        length: None,
+    }
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The labels and annotations of Kubernetes and Istio that the control plane
+//! understands, spelled once.
+
+/// Annotation: what the node agent did to the pod (`enabled` once its traffic is captured).
+pub const REDIRECTION: &str = "ambient.istio.io/redirection";
+/// Label: `http` says that the pod terminates HBONE itself.
+pub const TUNNEL: &str = "networking.istio.io/tunnel";
+/// Label: which waypoint an object's traffic goes through, or `none`.
+pub const USE_WAYPOINT: &str = "istio.io/use-waypoint";
+/// Label: the namespace of that waypoint, where it isn't the object's own.
+pub const USE_WAYPOINT_NAMESPACE: &str = "istio.io/use-waypoint-namespace";
+/// Label: whether ingress gateways pass through the waypoint too.
+pub const INGRESS_USE_WAYPOINT: &str = "istio.io/ingress-use-waypoint";
+/// Label of a Gateway or GatewayClass: what may use it as its waypoint.
+pub const WAYPOINT_FOR: &str = "istio.io/waypoint-for";
+/// Annotation of a Gateway or GatewayClass: how ztunnel hands traffic to a waypoint that it captures.
+pub const INBOUND_BINDING: &str = "ambient.istio.io/waypoint-inbound-binding";
+/// Label of a pod: the Gateway that it is an instance of.
+pub const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
+/// Label of objects that a controller of the mesh made.
+pub const GATEWAY_MANAGED: &str = "gateway.istio.io/managed";
+/// Values of [`GATEWAY_MANAGED`] whose services never have a waypoint, to avoid loops.
+pub const MESH_CONTROLLERS: [&str; 2] =
+    ["istio.io-mesh-controller", "istio.io-eastwest-controller"];
+/// Label of the root namespace: the network that this cluster's pods are on.
+pub const NETWORK: &str = "topology.istio.io/network";
+/// Label of a node.
+pub const REGION: &str = "topology.kubernetes.io/region";
+/// Label of a node.
+pub const ZONE: &str = "topology.kubernetes.io/zone";
+/// Label of a node.
+pub const SUBZONE: &str = "topology.istio.io/subzone";
+/// Label of a slice: the Service that its endpoints belong to.
+pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
+/// Annotation of a Service or Namespace: which endpoints are preferred.
+pub const TRAFFIC_DISTRIBUTION: &str = "networking.istio.io/traffic-distribution";
+/// Annotation of an AuthorizationPolicy: log only.
+pub const DRY_RUN: &str = "istio.io/dry-run";
+
+/// Labels that name a workload, the first that is set wins.
+pub const WORKLOAD_NAME: [&str; 1] = ["service.istio.io/workload-name"];
+/// Labels that name the canonical service, the first that is set wins.
+pub const CANONICAL_NAME: [&str; 3] = [
+    "service.istio.io/canonical-name",
+    "app.kubernetes.io/name",
+    "app",
+];
+/// Labels that name the canonical revision, the first that is set wins.
+pub const CANONICAL_REVISION: [&str; 3] = [
+    "service.istio.io/canonical-revision",
+    "app.kubernetes.io/version",
+    "version",
+];

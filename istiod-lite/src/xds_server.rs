@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Delta discovery: each client is sent what it subscribes to, and what changes.
+//!
+//! One task per stream joins a client's requests, the news of the catalogue and
+//! the pure [`session`]. Clients prove who they are by a service-account token,
+//! and must be who their node metadata says. A slow client stalls its own task
+//! only: what changes meanwhile is merged into its next push.
+
+pub mod connections;
+pub mod node;
+pub mod session;
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use futures_util::{Stream, future::OptionFuture};
+use ops::shutdown::DrainSignal;
+use proto::ads::{
+    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
+    aggregated_discovery_service_server::AggregatedDiscoveryService,
+};
+use rand::RngExt as _;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    time::Instant,
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use self::{
+    connections::{Connection, Connections},
+    node::Node,
+    session::{Heard, Push, Session},
+};
+use crate::{
+    authenticate::{Authenticator, Caller, OPAQUE_REFUSAL},
+    bearer,
+    catalogue::{Catalogue, ResourceType},
+};
+
+/// How long a first answer about workloads waits for the request for policies.
+const POLICIES_GRACE: Duration = Duration::from_millis(100);
+/// Streams end after about this long, so that clients spread over replicas anew.
+const MAX_AGE: Duration = Duration::from_secs(30 * 60);
+/// Responses that a slow reader may leave in its queue.
+const QUEUE: usize = 4;
+/// What all large pushes together may hold in memory, in KiB.
+const BUDGET_KIB: u32 = 64 * 1024;
+/// Pushes smaller than this don't count.
+const SMALL_KIB: usize = 256;
+/// How long a large push may keep others waiting.
+const BUDGET_HOLD: Duration = Duration::from_secs(10);
+
+/// The discovery service.
+#[derive(Debug, Clone)]
+pub struct Discovery {
+    catalogue: Arc<Catalogue>,
+    authenticator: Arc<Authenticator>,
+    connections: Arc<Connections>,
+    budget: Arc<Semaphore>,
+    drain: DrainSignal,
+}
+
+impl Discovery {
+    /// Serves what the catalogue holds to those whom the authenticator knows.
+    pub fn new(
+        catalogue: Arc<Catalogue>,
+        authenticator: Arc<Authenticator>,
+        drain: DrainSignal,
+    ) -> Self {
+        let budget = Semaphore::new(usize::try_from(BUDGET_KIB).unwrap_or(usize::MAX));
+        Self {
+            catalogue,
+            authenticator,
+            connections: Arc::default(),
+            budget: Arc::new(budget),
+            drain,
+        }
+    }
+
+    /// The streams that are open now.
+    pub fn connections(&self) -> Arc<Connections> {
+        Arc::clone(&self.connections)
+    }
+}
+
+type Responses = Pin<Box<dyn Stream<Item = Result<DeltaDiscoveryResponse, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl AggregatedDiscoveryService for Discovery {
+    type DeltaAggregatedResourcesStream = Responses;
+    type StreamAggregatedResourcesStream =
+        Pin<Box<dyn Stream<Item = Result<DiscoveryResponse, Status>> + Send>>;
+
+    async fn delta_aggregated_resources(
+        &self,
+        request: Request<Streaming<DeltaDiscoveryRequest>>,
+    ) -> Result<Response<Responses>, Status> {
+        let caller = self.caller(&request)?;
+        let peer = request.extensions().get().copied();
+        let (responses, queue) = mpsc::channel(QUEUE);
+        let stream = ClientStream {
+            service: self.clone(),
+            caller,
+            peer,
+            session: Session::default(),
+            responses,
+            held: None,
+        };
+        tokio::spawn(Box::pin(stream.run(request.into_inner())));
+        Ok(Response::new(Box::pin(ReceiverStream::new(queue))))
+    }
+
+    async fn stream_aggregated_resources(
+        &self,
+        _: Request<Streaming<DiscoveryRequest>>,
+    ) -> Result<Response<Self::StreamAggregatedResourcesStream>, Status> {
+        Err(Status::unimplemented("only delta discovery is served"))
+    }
+}
+
+impl Discovery {
+    fn caller<T>(&self, request: &Request<T>) -> Result<Caller, Status> {
+        let token = bearer::token(request.metadata()).ok_or_else(|| {
+            metrics::counter!("culvert_xds_refused_total", "reason" => "no_token").increment(1);
+            Status::unauthenticated(OPAQUE_REFUSAL)
+        })?;
+        self.authenticator
+            .authenticate(token, SystemTime::now())
+            .map_err(|error| {
+                metrics::counter!("culvert_xds_refused_total", "reason" => "token").increment(1);
+                tracing::warn!(%error, "discovery client refused");
+                Status::unauthenticated(OPAQUE_REFUSAL)
+            })
+    }
+}
+
+/// A large push keeps its share of the budget until it is answered, or for a while.
+struct Held {
+    _share: OwnedSemaphorePermit,
+    until: Instant,
+}
+
+/// One client's stream.
+struct ClientStream {
+    service: Discovery,
+    caller: Caller,
+    peer: Option<crate::serving::Peer>,
+    session: Session,
+    responses: mpsc::Sender<Result<DeltaDiscoveryResponse, Status>>,
+    held: Option<Held>,
+}
+
+/// Why a stream is over.
+enum End {
+    /// The client went away, or its time is up.
+    Quietly,
+    /// The client is told.
+    Refused(Status),
+}
+
+impl ClientStream {
+    async fn run(mut self, mut requests: Streaming<DeltaDiscoveryRequest>) {
+        let end = match self.first(&mut requests).await {
+            Ok((node, request)) => {
+                let connection = self.service.connections.open(&node, self.peer);
+                tracing::info!(node = %node.id, connection = connection.id(), "discovery stream opened");
+                let end = match self.serve(request, &mut requests, &connection).await {
+                    Ok(never) => match never {},
+                    Err(end) => end,
+                };
+                tracing::info!(node = %node.id, connection = connection.id(), "discovery stream closed");
+                end
+            }
+            Err(end) => end,
+        };
+        if let End::Refused(status) = end {
+            tracing::warn!(%status, "discovery stream refused");
+            // If the queue is full, the client isn't reading: closing has to do.
+            let _ = self.responses.try_send(Err(status));
+        }
+    }
+
+    /// The first request, which has to say who the client is.
+    async fn first(
+        &self,
+        requests: &mut Streaming<DeltaDiscoveryRequest>,
+    ) -> Result<(Node, DeltaDiscoveryRequest), End> {
+        let request = next(requests).await?;
+        let node = Node::read(request.node.as_ref()).ok_or_else(|| {
+            End::Refused(Status::invalid_argument("the first request has no node id"))
+        })?;
+        if let Err(reason) = node.is(&self.caller) {
+            metrics::counter!("culvert_xds_refused_total", "reason" => "identity").increment(1);
+            tracing::warn!(node = %node.id, reason, "discovery client is not who it says");
+            return Err(End::Refused(Status::permission_denied(
+                "authorization failure",
+            )));
+        }
+        Ok((node, request))
+    }
+
+    async fn serve(
+        &mut self,
+        first: DeltaDiscoveryRequest,
+        requests: &mut Streaming<DeltaDiscoveryRequest>,
+        connection: &Connection,
+    ) -> Result<std::convert::Infallible, End> {
+        let mut news = self.service.catalogue.watch();
+        let drain = self.service.drain.clone();
+        let grace = Instant::now() + POLICIES_GRACE;
+        let age = Instant::now() + MAX_AGE.mul_f64(rand::rng().random_range(0.9..1.1));
+        self.hear(first, connection).await?;
+        loop {
+            self.push().await?;
+            connection.update(&self.session);
+            let held_until = self
+                .held
+                .as_ref()
+                .map(|held| tokio::time::sleep_until(held.until));
+            tokio::select! {
+                request = next(requests) => self.hear(request?, connection).await?,
+                changed = news.changed() => changed.map_err(|_| End::Quietly)?,
+                () = tokio::time::sleep_until(grace), if self.session.waits_for_policies() => {
+                    self.session.stop_waiting();
+                }
+                Some(()) = OptionFuture::from(held_until) => self.held = None,
+                () = tokio::time::sleep_until(age) => return Err(End::Quietly),
+                () = drain.requested() => {
+                    return Err(End::Refused(Status::unavailable("the control plane shuts down")));
+                }
+            }
+        }
+    }
+
+    async fn hear(
+        &mut self,
+        request: DeltaDiscoveryRequest,
+        connection: &Connection,
+    ) -> Result<(), End> {
+        let heard = self.session.hear(request);
+        let heard = heard.map_err(|e| End::Refused(Status::resource_exhausted(e.to_string())))?;
+        match heard {
+            Heard::Subscription | Heard::Ignored | Heard::Accepted(_) => {}
+            Heard::Stale(of) => count("pilot_xds_expired_nonce", of),
+            Heard::Rejected(of, reason) => {
+                count("pilot_total_xds_rejects", of);
+                tracing::warn!(
+                    connection = connection.id(),
+                    node = connection.node(),
+                    r#type = of.label(),
+                    reason,
+                    "client rejected resources"
+                );
+            }
+            Heard::UnknownType(response) => {
+                tracing::info!(
+                    connection = connection.id(),
+                    type_url = response.type_url,
+                    "client asks for a type that is not served"
+                );
+                self.send(*response).await?;
+            }
+        }
+        if self.session.is_idle() {
+            self.held = None;
+        }
+        Ok(())
+    }
+
+    async fn push(&mut self) -> Result<(), End> {
+        let Push { responses, bytes } = {
+            let tables = self.service.catalogue.read();
+            let push = self.session.push(&tables);
+            push.map_err(|_| End::Refused(Status::unavailable("too far behind: come again")))?
+        };
+        if responses.is_empty() {
+            return Ok(());
+        }
+        let kib = bytes / 1024;
+        if kib > SMALL_KIB {
+            let share = u32::try_from(kib).unwrap_or(u32::MAX).min(BUDGET_KIB);
+            let share = Arc::clone(&self.service.budget)
+                .acquire_many_owned(share)
+                .await;
+            let share = share.expect("the budget is never closed");
+            self.held = Some(Held {
+                _share: share,
+                until: Instant::now() + BUDGET_HOLD,
+            });
+        }
+        for response in responses {
+            if let Some(of) = ResourceType::from_url(&response.type_url) {
+                count("pilot_xds_pushes", of);
+            }
+            self.send(response).await?;
+        }
+        Ok(())
+    }
+
+    async fn send(&self, response: DeltaDiscoveryResponse) -> Result<(), End> {
+        tokio::select! {
+            sent = self.responses.send(Ok(response)) => sent.map_err(|_| End::Quietly),
+            () = self.service.drain.requested() => Err(End::Quietly),
+        }
+    }
+}
+
+async fn next(
+    requests: &mut Streaming<DeltaDiscoveryRequest>,
+) -> Result<DeltaDiscoveryRequest, End> {
+    // An error is a transport that broke: there is nobody to tell.
+    requests.message().await.ok().flatten().ok_or(End::Quietly)
+}
+
+fn count(name: &'static str, of: ResourceType) {
+    metrics::counter!(name, "type" => of.label()).increment(1);
+}

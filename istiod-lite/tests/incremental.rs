@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whatever happens in whatever order, the index ends up where one that is built
+//! from scratch would, and says nothing twice.
+
+use std::collections::BTreeMap;
+
+use cluster::{Event, Kind, Object, ObjectKey, kinds};
+use istiod_lite::{
+    catalogue::ResourceType,
+    index::{Changes, Index},
+    translate::Mesh,
+};
+use proptest::prelude::*;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+fn mesh() -> Mesh {
+    Mesh {
+        cluster_id: "c".into(),
+        cluster_domain: "cluster.local".into(),
+        trust_domain: Default::default(),
+        root_namespace: "root".into(),
+    }
+}
+
+/// What a client would hold that has been told of every change.
+#[derive(Debug, Default, PartialEq)]
+struct Held(BTreeMap<(ResourceType, String), Vec<u8>>);
+
+impl Held {
+    fn hear(&mut self, changes: Changes) {
+        for change in changes.resources {
+            let key = (change.of, change.name.to_string());
+            match change.body {
+                Some(body) => {
+                    let before = self.0.insert(key.clone(), body.to_vec());
+                    assert_ne!(
+                        before.as_deref(),
+                        Some(&*body),
+                        "{key:?} was told without a change"
+                    );
+                }
+                None => {
+                    assert!(self.0.remove(&key).is_some(), "{key:?} was never there");
+                }
+            }
+        }
+    }
+}
+
+fn object<T: DeserializeOwned + cluster::object::Resource>(json: Value) -> Object {
+    serde_json::from_value::<T>(json)
+        .expect("an object")
+        .into_object()
+}
+
+fn one_of(all: &'static [&'static str]) -> impl Strategy<Value = &'static str> {
+    prop::sample::select(all)
+}
+
+fn namespace() -> impl Strategy<Value = &'static str> {
+    one_of(&["root", "x", "y"])
+}
+
+fn name() -> impl Strategy<Value = &'static str> {
+    one_of(&["a", "b", "c"])
+}
+
+/// Labels of one or two keys with few values, so that selectors often match.
+fn labels() -> impl Strategy<Value = Value> {
+    (one_of(&["", "1", "2"]), one_of(&["", "1", "2"])).prop_map(|(p, q)| {
+        let mut labels = serde_json::Map::new();
+        for (key, value) in [("p", p), ("q", q)] {
+            if !value.is_empty() {
+                labels.insert(key.into(), value.into());
+            }
+        }
+        Value::Object(labels)
+    })
+}
+
+fn waypoint() -> impl Strategy<Value = Option<(&'static str, &'static str)>> {
+    prop_oneof![
+        3 => Just(None),
+        1 => Just(Some(("none", ""))),
+        3 => (name(), one_of(&["", "x", "y"])).prop_map(Some),
+    ]
+}
+
+fn with_waypoint(mut labels: Value, waypoint: Option<(&str, &str)>) -> Value {
+    if let Some((name, namespace)) = waypoint {
+        labels["istio.io/use-waypoint"] = name.into();
+        if !namespace.is_empty() {
+            labels["istio.io/use-waypoint-namespace"] = namespace.into();
+        }
+    }
+    labels
+}
+
+fn pod() -> impl Strategy<Value = Object> {
+    let state = (
+        one_of(&["Running", "Failed"]),
+        one_of(&["", "10.0.0.1", "10.0.0.2"]),
+        one_of(&["n1", "n2", ""]),
+    );
+    let marks = (
+        one_of(&["", "enabled"]),
+        one_of(&["", "a", "b"]),
+        one_of(&["u1", "u2"]),
+    );
+    (namespace(), name(), labels(), waypoint(), state, marks).prop_map(
+        |(namespace, name, labels, waypoint, (phase, ip, node), (redirection, gateway, uid))| {
+            let mut labels = with_waypoint(labels, waypoint);
+            if !gateway.is_empty() {
+                labels["gateway.networking.k8s.io/gateway-name"] = gateway.into();
+            }
+            object::<kinds::Pod>(json!({
+                "metadata": {"name": name, "namespace": namespace, "uid": uid, "labels": labels,
+                             "annotations": {"ambient.istio.io/redirection": redirection}},
+                "spec": {"nodeName": node, "containers": [
+                    {"name": "c", "ports": [{"name": "web", "containerPort": 8080}]}]},
+                "status": {"phase": phase, "podIP": ip},
+            }))
+        },
+    )
+}
+
+fn service() -> impl Strategy<Value = Object> {
+    let target = prop_oneof![Just(json!("web")), Just(json!("other")), Just(json!(80))];
+    (namespace(), name(), labels(), waypoint(), target).prop_map(
+        |(namespace, name, selector, waypoint, target)| {
+            object::<kinds::Service>(json!({
+                "metadata": {"name": name, "namespace": namespace,
+                             "labels": with_waypoint(json!({}), waypoint)},
+                "spec": {"clusterIP": "10.9.0.1", "selector": selector,
+                         "ports": [{"name": "p", "port": 80, "targetPort": target}]},
+            }))
+        },
+    )
+}
+
+fn slice() -> impl Strategy<Value = Object> {
+    (namespace(), name(), name(), name(), one_of(&["u1", "u2"]), any::<bool>()).prop_map(
+        |(namespace, name, service, pod, uid, ready)| {
+            object::<kinds::EndpointSlice>(json!({
+                "metadata": {"name": name, "namespace": namespace,
+                             "labels": {"kubernetes.io/service-name": service}},
+                "addressType": "IPv4",
+                "ports": [{"name": "p", "port": 1}],
+                "endpoints": [
+                    {"addresses": ["10.0.0.1"], "targetRef": {"kind": "Pod", "name": pod, "uid": uid}},
+                    {"addresses": ["192.0.2.1"], "conditions": {"ready": ready}},
+                ],
+            }))
+        },
+    )
+}
+
+fn cluster_wide() -> impl Strategy<Value = Object> {
+    let node = (one_of(&["n1", "n2"]), one_of(&["z1", "z2"])).prop_map(|(name, zone)| {
+        object::<kinds::Node>(json!({
+            "metadata": {"name": name, "labels": {"topology.kubernetes.io/zone": zone}},
+        }))
+    });
+    let class = (
+        one_of(&["k1", "k2"]),
+        one_of(&["service", "workload", "all", "none"]),
+    )
+        .prop_map(|(name, serves)| {
+            object::<kinds::GatewayClass>(json!({
+                "metadata": {"name": name, "labels": {"istio.io/waypoint-for": serves}},
+            }))
+        });
+    let namespace = (
+        namespace(),
+        waypoint(),
+        one_of(&["", "PreferClose"]),
+        one_of(&["", "net1", "net2"]),
+    )
+        .prop_map(|(name, waypoint, distribution, network)| {
+            let mut labels = with_waypoint(json!({}), waypoint);
+            labels["topology.istio.io/network"] = network.into();
+            object::<kinds::Namespace>(json!({
+                "metadata": {"name": name, "labels": labels, "annotations":
+                    {"networking.istio.io/traffic-distribution": distribution}},
+            }))
+        });
+    prop_oneof![node, class, namespace]
+}
+
+fn gateway() -> impl Strategy<Value = Object> {
+    let shape = (
+        one_of(&["k1", "k2"]),
+        one_of(&["", "all", "workload"]),
+        one_of(&["Same", "All"]),
+    );
+    (namespace(), name(), shape, one_of(&["", "10.9.9.9"])).prop_map(
+        |(namespace, name, (class, serves, from), address)| {
+            let addresses = match address {
+                "" => json!([]),
+                ip => json!([{"type": "IPAddress", "value": ip}]),
+            };
+            let labels = match serves {
+                "" => json!({}),
+                serves => json!({"istio.io/waypoint-for": serves}),
+            };
+            object::<kinds::Gateway>(json!({
+                "metadata": {"name": name, "namespace": namespace, "labels": labels},
+                "spec": {"gatewayClassName": class, "listeners": [
+                    {"name": "m", "port": 15008, "protocol": "HBONE",
+                     "allowedRoutes": {"namespaces": {"from": from}}}]},
+                "status": {"addresses": addresses},
+            }))
+        },
+    )
+}
+
+fn selector(labels: Value) -> Value {
+    if labels.as_object().is_some_and(serde_json::Map::is_empty) {
+        Value::Null
+    } else {
+        json!({ "matchLabels": labels })
+    }
+}
+
+fn policy() -> impl Strategy<Value = Object> {
+    (
+        namespace(),
+        name(),
+        labels(),
+        one_of(&["ALLOW", "DENY", "AUDIT"]),
+        one_of(&["80", "81"]),
+    )
+        .prop_map(|(namespace, name, labels, action, port)| {
+            object::<kinds::AuthorizationPolicy>(json!({
+                "metadata": {"name": name, "namespace": namespace},
+                "spec": {"selector": selector(labels), "action": action,
+                         "rules": [{"to": [{"operation": {"ports": [port]}}]}]},
+            }))
+        })
+}
+
+fn peer() -> impl Strategy<Value = Object> {
+    let mode = || one_of(&["UNSET", "STRICT", "PERMISSIVE", "DISABLE"]);
+    (namespace(), name(), labels(), mode(), mode(), 0..3_i64).prop_map(
+        |(namespace, name, labels, mode, port, age)| {
+            object::<kinds::PeerAuthentication>(json!({
+                "metadata": {"name": name, "namespace": namespace,
+                             "creationTimestamp": format!("2024-01-0{}T00:00:00Z", age + 1)},
+                "spec": {"selector": selector(labels), "mtls": {"mode": mode},
+                         "portLevelMtls": {"80": {"mode": port}}},
+            }))
+        },
+    )
+}
+
+fn deletion() -> impl Strategy<Value = Event> {
+    let kinds = vec![
+        Kind::Pod,
+        Kind::Service,
+        Kind::EndpointSlice,
+        Kind::Gateway,
+        Kind::AuthorizationPolicy,
+        Kind::PeerAuthentication,
+    ];
+    let namespaced = (prop::sample::select(kinds), namespace(), name())
+        .prop_map(|(kind, namespace, name)| ObjectKey::namespaced(kind, namespace, name));
+    let wide = prop::sample::select(vec![
+        (Kind::Namespace, "x"),
+        (Kind::Namespace, "root"),
+        (Kind::Node, "n1"),
+        (Kind::GatewayClass, "k1"),
+    ])
+    .prop_map(|(kind, name)| ObjectKey::cluster_wide(kind, name));
+    prop_oneof![4 => namespaced, 1 => wide].prop_map(Event::Deleted)
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let applied = prop_oneof![
+        4 => pod(), 3 => service(), 2 => slice(), 2 => cluster_wide(), 2 => gateway(), 2 => policy(), 2 => peer(),
+    ];
+    prop_oneof![3 => applied.prop_map(Event::Applied), 1 => deletion()]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
+
+    #[test]
+    fn an_index_fed_by_events_equals_one_built_from_scratch(
+        batches in prop::collection::vec(prop::collection::vec(event(), 1..5), 1..24),
+    ) {
+        let mut index = Index::new(mesh());
+        let mut held = Held::default();
+        let mut objects = BTreeMap::new();
+        for batch in batches {
+            for event in &batch {
+                match event {
+                    Event::Applied(object) => { objects.insert(object.key(), object.clone()); }
+                    Event::Deleted(key) => { objects.remove(key); }
+                }
+            }
+            held.hear(index.apply(batch));
+            let mut scratch = Index::new(mesh());
+            let mut expected = Held::default();
+            expected.hear(scratch.apply(objects.values().cloned().map(Event::Applied)));
+            prop_assert_eq!(&held, &expected);
+            for key in objects.keys() {
+                prop_assert_eq!(index.condition(key), scratch.condition(key));
+            }
+            prop_assert!(index.problems().eq(scratch.problems()));
+        }
+        // With everything gone, nothing is left.
+        held.hear(index.apply(objects.into_keys().map(Event::Deleted)));
+        prop_assert_eq!(held, Held::default());
+    }
+}
