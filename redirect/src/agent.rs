@@ -1,0 +1,496 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The agent's one loop: takes in what happens, asks [`State`] what follows, does it.
+//!
+//! ```text
+//!  cluster ─────► ┌───────┐ ──► rules in pods and on the node
+//!  CNI plugin ──► │ State │ ──► wanted pods ──► ztunnel
+//!  ztunnel ─────► └───────┘ ──► annotation, memory, answers to the plugin
+//! ```
+//! Has no opinions of its own. Everything is done by this one task, one thing after the other; what blocks does so on a
+//! thread of its own.
+
+mod arrivals;
+mod look;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use capture::Netns;
+use cluster::{Batch, Event, Kind, Object, ObjectKey, Partial, Source, StatusWriter};
+use ops::health::ReadyHandle;
+use ops::shutdown::DrainSignal;
+use tokio::sync::{mpsc, watch};
+use tracing::{debug, error, info, warn};
+
+use crate::cluster_view;
+use crate::memory::{Memory, Sandbox};
+use crate::nftables::Members;
+use crate::plan::{Families, PodOptions, pod_plan};
+use crate::plugin_api::{DelRequest, GcRequest};
+use crate::plugin_server::Question;
+use crate::program::{self, Programmed};
+use crate::rules::Table;
+use crate::state::{Continuity, REDIRECTION_ANNOTATION, Redirection, State, Step};
+use crate::zds_link::{Wanted, WantedPod};
+use crate::zds_server::Answers;
+use arrivals::Waiting;
+
+/// Everything that the loop works with.
+#[derive(Debug)]
+pub struct Parts {
+    pub node: String,
+    pub source: Source,
+    pub status: StatusWriter,
+    pub memory: Memory,
+    pub state: State,
+    pub host: Host,
+    pub host_root: PathBuf,
+    pub rule_check_interval: Duration,
+    pub questions: mpsc::Receiver<Question>,
+    pub answers: watch::Receiver<Answers>,
+    pub wanted: watch::Sender<Option<Arc<Wanted>>>,
+    pub ready: ReadyHandle,
+}
+
+/// The node's own side.
+#[derive(Debug)]
+pub struct Host {
+    pub netns: Netns,
+    pub table: Table,
+    pub families: Families,
+}
+
+#[derive(Debug)]
+struct Agent {
+    parts: Parts,
+    /// Held open, so that an id means one namespace.
+    netns: BTreeMap<String, Netns>,
+    members: Option<Members>,
+    waiting: Vec<Waiting>,
+    started: Started,
+    /// When the state was last asked for steps.
+    asked: Instant,
+}
+
+/// Before the first batch nothing is known of the cluster, so nothing is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Started {
+    No,
+    Yes,
+}
+
+/// Runs until the drain is asked for.
+pub async fn run(parts: Parts, drain: DrainSignal) {
+    let mut agent = Agent {
+        parts,
+        netns: BTreeMap::new(),
+        members: None,
+        waiting: Vec::new(),
+        started: Started::No,
+        asked: Instant::now(),
+    };
+    agent.reopen().await;
+    let mut look = tokio::time::interval(agent.parts.rule_check_interval);
+    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    look.reset();
+    loop {
+        // Before the start only the cluster's first word helps.
+        let wake = match agent.started {
+            Started::Yes => agent.wake(),
+            Started::No => None,
+        };
+        let timer = async {
+            match wake {
+                Some(at) => tokio::time::sleep_until(at.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = drain.requested() => break,
+            batch = agent.parts.source.next() => agent.take_in(batch),
+            Some(question) = agent.parts.questions.recv() => agent.hear(question).await,
+            Ok(()) = agent.parts.answers.changed() => {}
+            _ = look.tick() => agent.look().await,
+            () = timer => {}
+        }
+        if agent.started == Started::Yes {
+            agent.converge().await;
+        }
+    }
+}
+
+impl Agent {
+    /// Opens what is remembered from before a restart, and drops what is not the same any more.
+    async fn reopen(&mut self) {
+        let remembered: Vec<_> = self.parts.state.sandboxes().cloned().collect();
+        for sandbox in remembered {
+            match open(&self.parts.host_root, &sandbox).await {
+                Ok(netns) => {
+                    self.netns.insert(sandbox.uid.clone(), netns);
+                }
+                Err(reason) => {
+                    let Sandbox {
+                        namespace, name, ..
+                    } = &*sandbox;
+                    info!(namespace, name, reason, "forgetting the sandbox of a pod");
+                    self.forget(&sandbox);
+                }
+            }
+        }
+    }
+
+    fn take_in(&mut self, batch: Batch) {
+        for problem in &batch.problems {
+            warn!(%problem, "cluster");
+        }
+        for event in batch.events {
+            match event {
+                Event::Applied(Object::Pod(pod)) => {
+                    match cluster_view::pod_on(&pod, &self.parts.node) {
+                        Some(pod) => self.parts.state.pod_applied(pod),
+                        None => {
+                            let name = |name: &Option<String>| name.clone().unwrap_or_default();
+                            self.parts.state.pod_deleted(
+                                &name(&pod.metadata.namespace),
+                                &name(&pod.metadata.name),
+                                None,
+                            );
+                        }
+                    }
+                }
+                Event::Applied(Object::Namespace(namespace)) => {
+                    let name = namespace.metadata.name.clone().unwrap_or_default();
+                    let labels = namespace.metadata.labels.clone().unwrap_or_default();
+                    self.parts.state.namespace_applied(&name, labels);
+                }
+                Event::Deleted(ObjectKey {
+                    kind: Kind::Pod,
+                    namespace,
+                    name,
+                }) => {
+                    self.parts
+                        .state
+                        .pod_deleted(&namespace.unwrap_or_default(), &name, None);
+                }
+                Event::Deleted(ObjectKey {
+                    kind: Kind::Namespace,
+                    name,
+                    ..
+                }) => {
+                    self.parts.state.namespace_deleted(&name);
+                }
+                Event::Applied(_) | Event::Deleted(_) => {}
+            }
+        }
+        if self.started == Started::No {
+            self.started = Started::Yes;
+            let state = &self.parts.state;
+            let exists = |key: &ObjectKey| {
+                state.knows(key.namespace.as_deref().unwrap_or_default(), &key.name)
+            };
+            if let Err(error) = self.parts.status.retain(exists) {
+                warn!(%error, "status of pods that are gone");
+            }
+        }
+    }
+
+    async fn hear(&mut self, question: Question) {
+        match question {
+            Question::Add(request, reply) => {
+                self.waiting.push(Waiting::new(request, reply));
+            }
+            Question::Check(request, reply) => {
+                let found = self.check(&request).await;
+                _ = reply.send(found);
+            }
+            Question::Del(DelRequest { container_id }, reply) => {
+                self.forget_sandboxes(|sandbox| {
+                    sandbox.container_id.as_deref() == Some(&container_id)
+                });
+                _ = reply.send(());
+            }
+            Question::Gc(GcRequest { container_ids }, reply) => {
+                self.forget_sandboxes(|sandbox| {
+                    let valid = sandbox
+                        .container_id
+                        .as_ref()
+                        .is_none_or(|id| container_ids.contains(id));
+                    !valid && !sandbox.netns.exists()
+                });
+                _ = reply.send(());
+            }
+            Question::Status(reply) => {
+                _ = reply.send(match self.started {
+                    Started::Yes => Ok(()),
+                    Started::No => Err("the state of the cluster has not arrived yet".into()),
+                });
+            }
+        }
+    }
+
+    /// Does all that is due.
+    async fn converge(&mut self) {
+        let answers = self.parts.answers.borrow_and_update().clone();
+        self.parts.state.answers_arrived(answers);
+        self.welcome().await;
+        loop {
+            self.asked = Instant::now();
+            let Some(step) = self.parts.state.next(self.asked) else {
+                break;
+            };
+            self.take(step).await;
+        }
+        self.publish();
+        self.sync_members().await;
+        self.parts.ready.ready();
+        self.settle();
+    }
+
+    async fn take(&mut self, step: Step) {
+        match step {
+            Step::Capture { sandbox, options } => self.capture(&sandbox, options).await,
+            Step::Release { sandbox } => self.release(&sandbox).await,
+            Step::Annotate {
+                uid,
+                namespace,
+                name,
+                value,
+            } => self.annotate(&uid, &namespace, &name, value).await,
+            Step::Forget { sandbox } => {
+                let Sandbox {
+                    namespace,
+                    name,
+                    uid,
+                    ..
+                } = &*sandbox;
+                info!(namespace, name, uid, "pod is gone");
+                self.forget(&sandbox);
+                let key = ObjectKey::namespaced(Kind::Pod, namespace.clone(), name.clone());
+                if !self.parts.state.knows(namespace, name)
+                    && let Err(error) = self.parts.status.remove(&key)
+                {
+                    warn!(%error, "status of a pod that is gone");
+                }
+            }
+        }
+    }
+
+    async fn capture(&mut self, sandbox: &Sandbox, options: PodOptions) {
+        let Sandbox {
+            namespace,
+            name,
+            uid,
+            ..
+        } = sandbox;
+        let Some(netns) = self.netns.get(uid).cloned() else {
+            self.forget(sandbox);
+            return;
+        };
+        let plan = pod_plan(&options);
+        match blocking(move || program::apply(&netns, &plan)).await {
+            Ok(programmed) => {
+                let continuity = match &programmed {
+                    Programmed::Installed => Continuity::Fresh,
+                    Programmed::Unchanged | Programmed::Repaired(_) => Continuity::Found,
+                };
+                info!(namespace, name, uid, ?programmed, "pod captured");
+                self.parts.state.captured(sandbox, options, continuity);
+            }
+            Err(cause) => {
+                error!(namespace, name, uid, %cause, "pod could not be captured");
+                metrics::counter!("redirect_failures_total", "step" => "capture").increment(1);
+                self.parts.state.failed(uid, Instant::now());
+                self.refuse(uid, &format!("capturing the pod: {cause}"));
+            }
+        }
+    }
+
+    async fn release(&mut self, sandbox: &Sandbox) {
+        let Sandbox {
+            namespace,
+            name,
+            uid,
+            ..
+        } = sandbox;
+        let released = match self.netns.get(uid).cloned() {
+            Some(netns) => blocking(move || program::remove(&netns)).await,
+            None => Ok(()),
+        };
+        match released {
+            Ok(()) => {
+                info!(namespace, name, uid, "pod released");
+                self.parts.state.released(sandbox);
+            }
+            Err(cause) => {
+                error!(namespace, name, uid, %cause, "pod could not be released");
+                metrics::counter!("redirect_failures_total", "step" => "release").increment(1);
+                self.parts.state.failed(uid, Instant::now());
+            }
+        }
+    }
+
+    async fn annotate(
+        &mut self,
+        uid: &str,
+        namespace: &str,
+        name: &str,
+        value: Option<Redirection>,
+    ) {
+        let key = ObjectKey::namespaced(Kind::Pod, namespace, name);
+        let (status, owner) = (self.parts.status.clone(), uid.to_owned());
+        let written = blocking(move || match value {
+            Some(value) => {
+                let annotations =
+                    [(REDIRECTION_ANNOTATION.to_owned(), value.as_str().to_owned())].into();
+                status.write(
+                    &key,
+                    &owner,
+                    &Partial {
+                        annotations,
+                        ..Partial::default()
+                    },
+                )
+            }
+            None => status.remove(&key),
+        })
+        .await;
+        match written {
+            Ok(_) => {
+                debug!(
+                    namespace,
+                    name,
+                    value = value.map(Redirection::as_str),
+                    "redirection annotated"
+                );
+                self.parts.state.annotated(uid, value);
+            }
+            Err(cause) => {
+                error!(namespace, name, %cause, "pod could not be annotated");
+                metrics::counter!("redirect_failures_total", "step" => "annotate").increment(1);
+                self.parts.state.failed(uid, Instant::now());
+            }
+        }
+    }
+
+    /// Tells ztunnel which pods to serve, if that has changed.
+    fn publish(&self) {
+        let pods = self
+            .parts
+            .state
+            .wanted()
+            .into_iter()
+            .map(|(uid, (pod, netns))| {
+                let netns = netns.and_then(|_| self.netns.get(uid).cloned());
+                let pod = WantedPod {
+                    name: pod.name.clone(),
+                    namespace: pod.namespace.clone(),
+                    service_account: pod.service_account.clone(),
+                    netns,
+                };
+                (uid.to_owned(), pod)
+            });
+        let wanted: Wanted = pods.collect();
+        metrics::gauge!("redirect_captured_pods").set(wanted.len() as f64);
+        self.parts.wanted.send_if_modified(|current| {
+            let changed = current.as_deref() != Some(&wanted);
+            if changed {
+                *current = Some(Arc::new(wanted));
+            }
+            changed
+        });
+    }
+
+    async fn sync_members(&mut self) {
+        let members = self.parts.state.members();
+        if self.members.as_ref() == Some(&members) {
+            return;
+        }
+        let (netns, families) = (self.parts.host.netns.clone(), self.parts.host.families);
+        let wanted = members.clone();
+        match blocking(move || program::sync_host(&netns, families, &wanted)).await {
+            Ok(()) => self.members = Some(members),
+            Err(cause) => {
+                // Tried again at the next occasion, at the latest at the next look.
+                error!(%cause, "the node's set of captured pods");
+                metrics::counter!("redirect_failures_total", "step" => "host").increment(1);
+            }
+        }
+    }
+
+    fn forget_sandboxes(&mut self, which: impl Fn(&Sandbox) -> bool) {
+        let gone: Vec<_> = self
+            .parts
+            .state
+            .sandboxes()
+            .filter(|sandbox| which(sandbox))
+            .cloned()
+            .collect();
+        for sandbox in gone {
+            let Sandbox {
+                namespace,
+                name,
+                uid,
+                ..
+            } = &*sandbox;
+            info!(namespace, name, uid, "sandbox is gone");
+            self.forget(&sandbox);
+            self.parts.state.sandbox_torn_down(uid);
+        }
+    }
+
+    fn forget(&mut self, sandbox: &Sandbox) {
+        self.netns.remove(&sandbox.uid);
+        self.parts.state.sandbox_gone(&sandbox.uid);
+        if let Err(error) = self.parts.memory.forget(&sandbox.uid) {
+            warn!(%error, "memory of a pod");
+        }
+    }
+
+    /// When to go on although nothing happens.
+    fn wake(&self) -> Option<Instant> {
+        let patience = self.waiting.iter().map(Waiting::gives_up_at);
+        patience
+            .chain(self.parts.state.next_retry(self.asked))
+            .min()
+    }
+}
+
+/// The namespace of a remembered sandbox, if it still is the same one.
+async fn open(host_root: &std::path::Path, sandbox: &Sandbox) -> Result<Netns, String> {
+    let path = host_path(host_root, &sandbox.netns);
+    let netns = Netns::open(&path)
+        .map_err(|cause| format!("network namespace {}: {cause}", path.display()))?;
+    if netns.id() != sandbox.netns_id() {
+        return Err(format!(
+            "network namespace {} is another one now",
+            path.display()
+        ));
+    }
+    owns(&netns, sandbox)?;
+    Ok(netns)
+}
+
+/// A namespace that lacks an address of the pod is not the pod's.
+fn owns(netns: &Netns, sandbox: &Sandbox) -> Result<(), String> {
+    let held =
+        program::addresses(netns).map_err(|cause| format!("addresses of the pod: {cause}"))?;
+    match sandbox.ips.iter().find(|ip| !held.contains(ip)) {
+        Some(missing) => Err(format!(
+            "network namespace {} has no address {missing}",
+            sandbox.netns.display()
+        )),
+        None => Ok(()),
+    }
+}
+
+fn host_path(root: &std::path::Path, path: &std::path::Path) -> PathBuf {
+    root.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work)
+        .await
+        .expect("broken invariant: blocking work neither panics nor is cancelled")
+}

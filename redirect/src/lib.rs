@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Brings the traffic of a node's pods to ztunnel.
+//!
+//! Pure: [`enroll`] decides who is in the mesh, [`plan`] what must hold in a pod (in the words of [`rules`]), [`state`]
+//! what the agent does next, [`zds_link`] what ztunnel is told next. [`nftables`] and [`routes`] talk to the kernel,
+//! [`program`] visits a namespace for them. [`agent`] is the daemon's loop, between [`plugin_server`] (the CNI plugin
+//! asks), [`zds_server`] (ztunnel answers) and [`memory`] (survives a restart). [`cni`] is the plugin.
+
+pub mod enroll;
+pub mod plan;
+pub mod rules;
+
+mod expression;
+pub mod nftables;
+pub mod program;
+pub mod routes;
+
+mod agent_client;
+pub mod cni;
+pub mod plugin_api;
+
+pub mod zds_link;
+pub mod zds_server;
+
+pub mod agent;
+mod cluster_view;
+pub mod config;
+pub mod memory;
+pub mod plugin_server;
+pub mod state;

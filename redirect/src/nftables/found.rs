@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the kernel holds in family `inet`, read by netlink dumps.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use netlink_bindings::nftables;
+use netlink_socket2::{NetlinkSocket, ReplyError};
+
+use super::{Members, NftError, comment_in, hook_number, inet};
+use crate::rules::{Base, Set};
+
+/// What the kernel holds in family `inet`.
+#[derive(Default)]
+pub(super) struct Found {
+    pub(super) tables: BTreeMap<String, FoundTable>,
+}
+
+#[derive(Default)]
+pub(super) struct FoundTable {
+    pub(super) chains: BTreeMap<String, FoundChain>,
+    pub(super) sets: BTreeSet<String>,
+}
+
+#[derive(Default)]
+pub(super) struct FoundChain {
+    pub(super) base: Option<FoundBase>,
+    /// The expressions of each rule, as dumped.
+    pub(super) rules: Vec<Vec<u8>>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct FoundBase {
+    pub(super) kind: String,
+    pub(super) hook: u32,
+    pub(super) priority: i32,
+}
+
+impl From<Base> for FoundBase {
+    fn from(base: Base) -> Self {
+        Self {
+            kind: base.kind.name().to_owned(),
+            hook: hook_number(base.hook),
+            priority: base.priority,
+        }
+    }
+}
+
+impl Found {
+    pub(super) fn read() -> Result<Self, NftError> {
+        let mut socket = NetlinkSocket::new();
+        let mut found = Self::default();
+        found.read_tables(&mut socket).map_err(reading("tables"))?;
+        found.read_chains(&mut socket).map_err(reading("chains"))?;
+        found.read_sets(&mut socket).map_err(reading("sets"))?;
+        found.read_rules(&mut socket).map_err(reading("rules"))?;
+        Ok(found)
+    }
+
+    fn read_tables(&mut self, socket: &mut NetlinkSocket) -> Result<(), ReplyError> {
+        let request = nftables::Request::new().op_gettable_dump(&inet());
+        let mut replies = socket.request(&request)?;
+        while let Some(reply) = replies.recv() {
+            let (_, table) = reply?;
+            self.tables.entry(text(table.get_name()?)).or_default();
+        }
+        Ok(())
+    }
+
+    fn read_chains(&mut self, socket: &mut NetlinkSocket) -> Result<(), ReplyError> {
+        let request = nftables::Request::new().op_getchain_dump(&inet());
+        let mut replies = socket.request(&request)?;
+        while let Some(reply) = replies.recv() {
+            let (_, chain) = reply?;
+            let base = match chain.get_hook() {
+                Ok(hook) => Some(FoundBase {
+                    kind: text(chain.get_type()?),
+                    hook: hook.get_num()?,
+                    priority: hook.get_priority()?,
+                }),
+                Err(_) => None,
+            };
+            let table = self.tables.entry(text(chain.get_table()?)).or_default();
+            table.chains.insert(
+                text(chain.get_name()?),
+                FoundChain {
+                    base,
+                    rules: Vec::new(),
+                },
+            );
+        }
+        Ok(())
+    }
+
+    fn read_sets(&mut self, socket: &mut NetlinkSocket) -> Result<(), ReplyError> {
+        let request = nftables::Request::new().op_getset_dump(&inet());
+        let mut replies = socket.request(&request)?;
+        while let Some(reply) = replies.recv() {
+            let (_, set) = reply?;
+            let table = self.tables.entry(text(set.get_table()?)).or_default();
+            table.sets.insert(text(set.get_name()?));
+        }
+        Ok(())
+    }
+
+    fn read_rules(&mut self, socket: &mut NetlinkSocket) -> Result<(), ReplyError> {
+        let request = nftables::Request::new().op_getrule_dump(&inet());
+        let mut replies = socket.request(&request)?;
+        while let Some(reply) = replies.recv() {
+            let (_, rule) = reply?;
+            let table = self.tables.entry(text(rule.get_table()?)).or_default();
+            let chain = table.chains.entry(text(rule.get_chain()?)).or_default();
+            let expressions = rule
+                .get_expressions()
+                .map(|list| list.get_buf().to_vec())
+                .unwrap_or_default();
+            chain.rules.push(expressions);
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn read_set(table: &str, set: Set) -> Result<Members, NftError> {
+    fn read(table: &str, set: Set) -> Result<Members, ReplyError> {
+        let mut request = nftables::Request::new().op_getsetelem_dump(&inet());
+        request
+            .encode()
+            .push_table_bytes(table.as_bytes())
+            .push_set_bytes(set.name.as_bytes());
+        let mut socket = NetlinkSocket::new();
+        let mut replies = socket.request(&request)?;
+        let mut members = Members::new();
+        while let Some(reply) = replies.recv() {
+            let (_, list) = reply?;
+            let Ok(elements) = list.get_elements() else {
+                continue;
+            };
+            for element in elements.get_elem() {
+                let Ok(key) = element.get_key().and_then(|key| key.get_value()) else {
+                    continue;
+                };
+                let Some(address) = address(key) else {
+                    continue;
+                };
+                let owner = element.get_userdata().map(comment_in).unwrap_or_default();
+                members.insert(address, owner);
+            }
+        }
+        Ok(members)
+    }
+    read(table, set).map_err(|error| NftError::Refused {
+        doing: format!("reading set {} of table {table}", set.name),
+        cause: error.to_string(),
+    })
+}
+
+fn address(key: &[u8]) -> Option<IpAddr> {
+    if let Ok(v4) = <[u8; 4]>::try_from(key) {
+        return Some(v4.into());
+    }
+    <[u8; 16]>::try_from(key).ok().map(IpAddr::from)
+}
+
+fn text(name: &std::ffi::CStr) -> String {
+    name.to_string_lossy().into_owned()
+}
+
+fn reading(what: &'static str) -> impl Fn(ReplyError) -> NftError {
+    move |error| NftError::Read {
+        what,
+        cause: error.to_string(),
+    }
+}

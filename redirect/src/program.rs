@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Programs a plan in a pod's or the node's network namespace, and asks a namespace whose it is.
+//!
+//! Each call is one visit by a thread of its own: netlink sockets belong to the namespace of the thread that opens
+//! them. Blocking.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::IpAddr;
+
+use capture::Netns;
+use capture::contract::NAT_TABLE;
+
+use crate::nftables::{self, Applied, Changed, Drift, Members, NftError};
+use crate::plan::{self, Families, POD_TABLES, PodPlan};
+use crate::routes::{self, RouteError};
+use crate::rules::{Family, Table};
+
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    #[error(transparent)]
+    Nftables(#[from] NftError),
+    #[error(transparent)]
+    Routes(#[from] RouteError),
+    #[error("entering the network namespace: {0}")]
+    Enter(#[from] io::Error),
+    #[error("the visit to the network namespace panicked")]
+    Panicked,
+}
+
+/// What making a pod's plan hold took.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Programmed {
+    /// All of it held already.
+    Unchanged,
+    /// Nothing of ours was there.
+    Installed,
+    /// Ours was there, but not as planned; says what differed.
+    Repaired(Vec<String>),
+}
+
+/// Makes the plan hold: tables first, so that marked replies exist before anything routes them.
+pub fn apply(netns: &Netns, plan: &PodPlan) -> Result<Programmed, ProgramError> {
+    let plan = plan.clone();
+    visit(netns, move || {
+        let tables = nftables::apply(&plan.tables, &POD_TABLES)?;
+        let routing = routes::apply(&plan.routing)?;
+        Ok(match (tables, routing) {
+            (Applied::Installed, _) => Programmed::Installed,
+            (Applied::Repaired(drift), _) => {
+                Programmed::Repaired(drift.iter().map(Drift::to_string).collect())
+            }
+            (Applied::Unchanged, routes::Changed::Yes) => {
+                Programmed::Repaired(vec!["the routing of marked replies was missing".to_owned()])
+            }
+            (Applied::Unchanged, routes::Changed::No) => Programmed::Unchanged,
+        })
+    })
+}
+
+/// Leaves nothing of ours in a pod.
+pub fn remove(netns: &Netns) -> Result<(), ProgramError> {
+    visit(netns, || {
+        nftables::remove(&POD_TABLES)?;
+        routes::remove(&[plan::routing(Family::V4), plan::routing(Family::V6)])?;
+        Ok(())
+    })
+}
+
+/// How a pod's tables differ from the plan, in words.
+pub fn inspect(netns: &Netns, plan: &PodPlan) -> Result<Vec<Drift>, ProgramError> {
+    let plan = plan.clone();
+    visit(netns, move || {
+        Ok(nftables::inspect(&plan.tables, &POD_TABLES)?)
+    })
+}
+
+/// Makes the node's table hold and leaves the elements of its sets as they are.
+pub fn apply_host_rules(netns: &Netns, table: &Table) -> Result<Applied, ProgramError> {
+    let table = table.clone();
+    visit(netns, move || {
+        Ok(nftables::apply(std::slice::from_ref(&table), &[NAT_TABLE])?)
+    })
+}
+
+/// Makes the node's table and sets hold.
+pub fn apply_host(
+    netns: &Netns,
+    table: &Table,
+    families: Families,
+    members: &Members,
+) -> Result<Applied, ProgramError> {
+    let (table, members) = (table.clone(), members.clone());
+    visit(netns, move || {
+        let applied = nftables::apply(std::slice::from_ref(&table), &[NAT_TABLE])?;
+        sync_probe_sets(families, &members)?;
+        Ok(applied)
+    })
+}
+
+/// Makes the node's sets hold exactly these addresses.
+pub fn sync_host(netns: &Netns, families: Families, members: &Members) -> Result<(), ProgramError> {
+    let members = members.clone();
+    visit(netns, move || {
+        Ok(sync_probe_sets(families, &members).map(|_| ())?)
+    })
+}
+
+/// Leaves nothing of ours on the node.
+pub fn remove_host(netns: &Netns) -> Result<(), ProgramError> {
+    visit(netns, || Ok(nftables::remove(&[NAT_TABLE])?))
+}
+
+fn sync_probe_sets(families: Families, members: &Members) -> Result<Changed, NftError> {
+    let mut changed = nftables::sync_set(NAT_TABLE, plan::probe_set(Family::V4), members)?;
+    if families == Families::Dual
+        && nftables::sync_set(NAT_TABLE, plan::probe_set(Family::V6), members)? == Changed::Yes
+    {
+        changed = Changed::Yes;
+    }
+    Ok(changed)
+}
+
+/// The addresses that interfaces inside the namespace hold.
+pub fn addresses(netns: &Netns) -> io::Result<BTreeSet<IpAddr>> {
+    let found = netns.enter(nix::ifaddrs::getifaddrs)??;
+    Ok(found
+        .filter_map(|interface| {
+            let address = interface.address?;
+            let v4 = address
+                .as_sockaddr_in()
+                .map(|address| IpAddr::V4(address.ip()));
+            v4.or_else(|| {
+                address
+                    .as_sockaddr_in6()
+                    .map(|address| IpAddr::V6(address.ip()))
+            })
+        })
+        .collect())
+}
+
+fn visit<T: Send + 'static>(
+    netns: &Netns,
+    work: impl FnOnce() -> Result<T, ProgramError> + Send + 'static,
+) -> Result<T, ProgramError> {
+    let thread = netns.spawn_thread_in("redirect-visit", work)?;
+    thread.join().map_err(|_| ProgramError::Panicked)??
+}

@@ -1,0 +1,468 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The agent's binary in a node of its own: a directory of manifests, the CNI plugin, a scripted ztunnel, real pods.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that can't go on should stop there"
+)]
+
+mod support;
+
+use std::io::Write;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use capture::Netns;
+use capture::contract::NAT_TABLE;
+use capture::seqpacket::SeqPacket;
+use prost::Message;
+use proto::zds::{WorkloadRequest, workload_request::Payload};
+use redirect::nftables;
+use redirect::plan::{POD_TABLES, probe_set};
+use redirect::rules::Family;
+use serde_json::{Value, json};
+use support::{FAMILIES, Pair, accept, application, connect, node_ip, pod_ip, proxy};
+
+const NAMESPACE: &str = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, labels: {istio.io/dataplane-mode: ambient}}\n";
+const PLAIN_NAMESPACE: &str = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n";
+
+struct Lab {
+    pair: Pair,
+    folder: tempfile::TempDir,
+    agent: Option<Child>,
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.kill_agent();
+    }
+}
+
+impl Lab {
+    fn new() -> Self {
+        let mut lab = Self {
+            pair: Pair::new(),
+            folder: tempfile::tempdir().unwrap(),
+            agent: None,
+        };
+        std::fs::create_dir(lab.manifests()).unwrap();
+        std::fs::create_dir(lab.run_dir()).unwrap();
+        lab.apply("namespace.yaml", NAMESPACE);
+        lab.start_agent();
+        lab
+    }
+
+    fn manifests(&self) -> PathBuf {
+        self.folder.path().join("manifests")
+    }
+
+    fn run_dir(&self) -> PathBuf {
+        self.folder.path().join("run")
+    }
+
+    fn apply(&self, file: &str, text: &str) {
+        let beside = self.folder.path().join(file);
+        std::fs::write(&beside, text).unwrap();
+        std::fs::rename(beside, self.manifests().join(file)).unwrap();
+    }
+
+    fn apply_pod(&self, uid: &str) {
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {"name": "web", "namespace": "shop", "uid": uid},
+            "spec": {"nodeName": "a", "serviceAccountName": "clerk", "containers": [{"name": "web", "image": "web"}]},
+        });
+        self.apply("pod.json", &pod.to_string());
+    }
+
+    fn start_agent(&mut self) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_redirect"));
+        command
+            .env_clear()
+            .arg(format!("--source=dir:{}", self.manifests().display()))
+            .args([
+                "--node-name=a",
+                "--health=127.0.0.1:8000",
+                "--monitoring=127.0.0.1:15014",
+                "--rule-check-interval=1",
+            ])
+            .arg(format!("--run-dir={}", self.run_dir().display()))
+            .arg(format!(
+                "--ztunnel-socket={}",
+                self.folder.path().join("zds.sock").display()
+            ))
+            .stdout(std::fs::File::create(self.folder.path().join("agent.log")).unwrap());
+        let spawn = move || command.process_group(0).spawn();
+        let child = self
+            .pair
+            .node
+            .spawn_thread_in("agent", spawn)
+            .unwrap()
+            .join()
+            .unwrap()
+            .unwrap()
+            .unwrap();
+        self.agent = Some(child);
+        let ready = || {
+            self.http("/readyz")
+                .is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
+        };
+        self.until("the agent is ready", ready);
+    }
+
+    fn kill_agent(&mut self) {
+        if let Some(mut agent) = self.agent.take() {
+            agent.kill().unwrap();
+            agent.wait().unwrap();
+        }
+    }
+
+    fn http(&self, path: &str) -> Option<String> {
+        let port = if path == "/metrics" { 15014 } else { 8000 };
+        let mut stream = connect(&self.pair.node, SocketAddr::from(([127, 0, 0, 1], port))).ok()?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+        )
+        .ok()?;
+        std::io::read_to_string(&mut stream).ok()
+    }
+
+    /// Calls the plugin as a runtime would; the pod's namespace is reached through this very process.
+    fn plugin(&self, command: &str, uid: &str) -> Result<Value, String> {
+        use std::os::fd::{AsFd, AsRawFd};
+        let netns = format!(
+            "/proc/{}/fd/{}",
+            std::process::id(),
+            self.pair.pod.as_fd().as_raw_fd()
+        );
+        let stdin = json!({
+            "cniVersion": "1.1.0", "name": "lab", "type": "istio-cni", "cni_agent_run_dir": self.run_dir(),
+            "prevResult": {"cniVersion": "1.1.0", "ips": FAMILIES.map(|family| json!({
+                "address": format!("{}/{}", pod_ip(family), if family == Family::V4 { 24 } else { 64 })
+            }))},
+        });
+        let mut child = Command::new(env!("CARGO_BIN_EXE_redirect-cni"))
+            .env_clear()
+            .envs([
+                ("CNI_COMMAND", command),
+                ("CNI_CONTAINERID", "c1"),
+                ("CNI_NETNS", &netns),
+                ("CNI_IFNAME", "eth0"),
+                (
+                    "CNI_ARGS",
+                    &format!("K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web;K8S_POD_UID={uid}"),
+                ),
+            ])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(stdin.to_string().as_bytes())
+            .unwrap();
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        if output.status.success() {
+            Ok(serde_json::from_str(&text).unwrap_or(Value::Null))
+        } else {
+            Err(text)
+        }
+    }
+
+    fn annotation(&self) -> Option<String> {
+        let file = self.manifests().join(".status/Pod/shop/web/redirect.json");
+        let text = std::fs::read_to_string(file).ok()?;
+        let value: Value = serde_json::from_str(&text).unwrap();
+        Some(
+            value["metadata"]["annotations"]["ambient.istio.io/redirection"]
+                .as_str()?
+                .to_owned(),
+        )
+    }
+
+    fn until(&self, what: &str, condition: impl Fn() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !condition() {
+            if Instant::now() > deadline {
+                let log = std::fs::read_to_string(self.folder.path().join("agent.log")).unwrap();
+                panic!("{what}: not within 10 s\n{log}");
+            }
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+    }
+
+    fn rules(&self) -> bool {
+        !self
+            .pair
+            .pod
+            .enter(|| nftables::inspect(&[], &POD_TABLES))
+            .unwrap()
+            .unwrap()
+            .is_empty()
+    }
+
+    fn node_set_holds_the_pod(&self) -> bool {
+        let members = [(pod_ip(Family::V4), "u1".to_owned())].into();
+        let synced = self
+            .pair
+            .node
+            .enter(|| nftables::sync_set(NAT_TABLE, probe_set(Family::V4), &members));
+        synced.unwrap().unwrap() == nftables::Changed::No
+    }
+}
+
+/// A ztunnel that consents, or refuses, and notes what it is told. Lives on a thread of its own.
+struct Ztunnel {
+    said: std::sync::mpsc::Receiver<String>,
+    _stop: tokio::sync::oneshot::Sender<()>,
+}
+
+impl Ztunnel {
+    fn start(folder: &Path, error: &'static str) -> Self {
+        let (sender, said) = std::sync::mpsc::channel();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let path = folder.join("zds.sock");
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                tokio::select! {
+                    _ = stopped => {}
+                    () = serve(&path, error, sender) => {}
+                }
+            });
+        });
+        Self { said, _stop: stop }
+    }
+
+    fn expect(&self, said: &str) {
+        let heard = self.said.recv_timeout(Duration::from_secs(10)).expect(said);
+        assert_eq!(heard, said);
+    }
+}
+
+async fn serve(path: &Path, error: &str, said: std::sync::mpsc::Sender<String>) {
+    let socket = SeqPacket::connect(path).unwrap();
+    socket.send(&[0x08, 0x01], None).await.unwrap();
+    loop {
+        let mut packet = socket.recv(1024).await.unwrap();
+        if packet.is_end() {
+            return;
+        }
+        let request = WorkloadRequest::decode(packet.bytes.as_slice()).unwrap();
+        let (heard, error) = match request.payload.unwrap() {
+            Payload::Add(add) => {
+                let netns = Netns::from_fd(packet.fds.remove(0)).unwrap();
+                let info = add.workload_info.unwrap();
+                (
+                    format!(
+                        "add {} {} {}",
+                        add.uid,
+                        info.service_account,
+                        netns.id().ino
+                    ),
+                    error,
+                )
+            }
+            Payload::Keep(keep) => (format!("keep {}", keep.uid), ""),
+            Payload::Del(del) => (format!("del {}", del.uid), ""),
+            Payload::SnapshotSent(_) => ("snapshot".into(), ""),
+        };
+        let ack = proto::zds::WorkloadResponse {
+            payload: Some(proto::zds::workload_response::Payload::Ack(
+                proto::zds::Ack {
+                    error: error.into(),
+                },
+            )),
+        };
+        socket.send(&ack.encode_to_vec(), None).await.unwrap();
+        if said.send(heard).is_err() {
+            return;
+        }
+    }
+}
+
+fn add_of(lab: &Lab, uid: &str) -> String {
+    format!("add {uid} clerk {}", lab.pair.pod.id().ino)
+}
+
+#[test]
+fn a_pod_starts_once_it_is_captured_and_served_and_is_released_when_its_label_goes() {
+    let lab = Lab::new();
+    let ztunnel = Ztunnel::start(lab.folder.path(), "");
+    ztunnel.expect("snapshot");
+    lab.apply_pod("u1");
+    lab.plugin("ADD", "u1").unwrap();
+    ztunnel.expect(&add_of(&lab, "u1"));
+    assert!(lab.rules());
+    assert!(lab.node_set_holds_the_pod());
+    lab.until("annotated", || {
+        lab.annotation().as_deref() == Some("enabled")
+    });
+    lab.plugin("CHECK", "u1").unwrap();
+    let outbound = proxy(&lab.pair.pod, 15001);
+    connect(&lab.pair.pod, SocketAddr::new(node_ip(Family::V4), 8080)).unwrap();
+    accept(&outbound);
+
+    lab.apply("namespace.yaml", PLAIN_NAMESPACE);
+    ztunnel.expect("del u1");
+    lab.until("not annotated", || lab.annotation().is_none());
+    assert!(!lab.rules());
+    let server = application(&lab.pair.node, 8080);
+    connect(&lab.pair.pod, SocketAddr::new(node_ip(Family::V4), 8080)).unwrap();
+    accept(&server);
+
+    lab.apply("namespace.yaml", NAMESPACE);
+    ztunnel.expect(&add_of(&lab, "u1"));
+    lab.until("annotated again", || {
+        lab.annotation().as_deref() == Some("enabled")
+    });
+
+    std::fs::remove_file(lab.manifests().join("pod.json")).unwrap();
+    ztunnel.expect("del u1");
+    lab.until("forgotten", || !lab.run_dir().join("pods/u1.json").exists());
+}
+
+#[test]
+fn a_pod_outside_the_mesh_starts_untouched() {
+    let lab = Lab::new();
+    lab.apply("namespace.yaml", PLAIN_NAMESPACE);
+    lab.apply_pod("u1");
+    lab.until("the agent has seen both", || {
+        lab.plugin("ADD", "u1").is_ok()
+    });
+    assert!(!lab.rules());
+    assert_eq!(lab.annotation(), None);
+    lab.plugin("CHECK", "u1").unwrap();
+    lab.plugin("DEL", "u1").unwrap();
+}
+
+#[test]
+fn without_ztunnel_a_pod_is_refused_but_captured_and_pending_and_the_next_ztunnel_gets_it() {
+    let lab = Lab::new();
+    lab.apply_pod("u1");
+    let error = lab.plugin("ADD", "u1").unwrap_err();
+    assert!(
+        error.contains("ztunnel has not acknowledged") && error.contains("shop/web"),
+        "{error}"
+    );
+    assert!(lab.rules());
+    assert_eq!(lab.annotation().as_deref(), Some("pending"));
+    assert!(lab.plugin("CHECK", "u1").is_err());
+    let ztunnel = Ztunnel::start(lab.folder.path(), "");
+    ztunnel.expect(&add_of(&lab, "u1"));
+    ztunnel.expect("snapshot");
+    lab.until("annotated", || {
+        lab.annotation().as_deref() == Some("enabled")
+    });
+}
+
+#[test]
+fn a_pod_that_ztunnel_refuses_does_not_start_and_says_why() {
+    let lab = Lab::new();
+    let _ztunnel = Ztunnel::start(lab.folder.path(), "port 15001 is taken");
+    lab.apply_pod("u1");
+    let error = lab.plugin("ADD", "u1").unwrap_err();
+    assert!(error.contains("port 15001 is taken"), "{error}");
+    lab.until("pending", || lab.annotation().as_deref() == Some("pending"));
+}
+
+#[test]
+fn a_pod_that_the_cluster_does_not_know_is_refused() {
+    let lab = Lab::new();
+    let error = lab.plugin("ADD", "u1").unwrap_err();
+    assert!(
+        error.contains("no pod shop/web with UID u1 is known on node a"),
+        "{error}"
+    );
+    // Another pod of this name is not this pod.
+    lab.apply_pod("u2");
+    assert!(lab.plugin("ADD", "u1").unwrap_err().contains("UID u1"));
+}
+
+#[test]
+fn a_namespace_that_lacks_the_pods_address_is_refused() {
+    let mut lab = Lab::new();
+    lab.apply_pod("u1");
+    // The runtime names another pod's namespace.
+    let other = Pair::new();
+    lab.pair.pod = other.node.clone();
+    let error = lab.plugin("ADD", "u1").unwrap_err();
+    let missing: IpAddr = pod_ip(Family::V4);
+    assert!(
+        error.contains(&format!("has no address {missing}")),
+        "{error}"
+    );
+    assert!(!lab.rules());
+}
+
+#[test]
+fn an_agent_that_restarts_knows_its_pods_and_disturbs_nothing() {
+    let mut lab = Lab::new();
+    let ztunnel = Ztunnel::start(lab.folder.path(), "");
+    ztunnel.expect("snapshot");
+    lab.apply_pod("u1");
+    lab.plugin("ADD", "u1").unwrap();
+    ztunnel.expect(&add_of(&lab, "u1"));
+    lab.until("annotated", || {
+        lab.annotation().as_deref() == Some("enabled")
+    });
+    lab.kill_agent();
+    assert!(lab.rules());
+    lab.start_agent();
+    assert!(lab.node_set_holds_the_pod());
+    assert_eq!(
+        lab.annotation().as_deref(),
+        Some("enabled"),
+        "ztunnel has served the pod all along"
+    );
+    let ztunnel = Ztunnel::start(lab.folder.path(), "");
+    ztunnel.expect(&add_of(&lab, "u1"));
+    ztunnel.expect("snapshot");
+    lab.plugin("CHECK", "u1").unwrap();
+}
+
+#[test]
+fn drift_is_repaired_and_counted() {
+    let lab = Lab::new();
+    let _ztunnel = Ztunnel::start(lab.folder.path(), "");
+    lab.apply_pod("u1");
+    lab.plugin("ADD", "u1").unwrap();
+    lab.pair
+        .pod
+        .enter(|| nftables::remove(&[NAT_TABLE]))
+        .unwrap()
+        .unwrap();
+    assert!(
+        lab.plugin("CHECK", "u1")
+            .unwrap_err()
+            .contains("table istio-ambient-nat is missing")
+    );
+    lab.until("repaired", || lab.plugin("CHECK", "u1").is_ok());
+    let metrics = lab.http("/metrics").unwrap();
+    assert!(
+        metrics.contains("redirect_drift_repaired_total{where=\"pod\"} 1"),
+        "{metrics}"
+    );
+}
+
+#[test]
+fn a_sandbox_that_is_taken_down_is_served_no_more() {
+    let lab = Lab::new();
+    let ztunnel = Ztunnel::start(lab.folder.path(), "");
+    ztunnel.expect("snapshot");
+    lab.apply_pod("u1");
+    lab.plugin("ADD", "u1").unwrap();
+    ztunnel.expect(&add_of(&lab, "u1"));
+    lab.plugin("DEL", "u1").unwrap();
+    ztunnel.expect("del u1");
+    lab.until("not annotated", || lab.annotation().is_none());
+}
