@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Builds the parts and joins them; then waits for the end and brings it about.
+//!
+//! ```text
+//!  main thread: xDS, certificates, admin, metrics, ZDS        proxy-0 … proxy-n: connections
+//!
+//!  control plane ─► xds_handlers ─► mesh_state ──────────────► route, authorize
+//!  CA            ─► certificates ────────────────────────────► tunnels
+//!  node agent    ─► zds_client ─► pods ─► proxy ─ listeners ─► outbound, inbound, passthrough ─► record
+//! ```
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow};
+use identity::{
+    AuthenticatedChannel, Certificates, ControlPlane, ControlPlaneConfig, ControlPlaneError,
+    IstioCa, RootSource, TokenSource,
+};
+use mesh::{LocalConfig, Store};
+use ops::admin::Routes;
+use ops::health::Readiness;
+use ops::logging::Logs;
+use ops::metrics::Metrics;
+use ops::shutdown::DrainSignal;
+use tokio::net::TcpListener;
+use tokio::runtime::Handle;
+use tracing::{info, warn};
+
+use crate::admin::{self, Shown};
+use crate::config::{Config, Endpoint, Local, Ports, Root, Token};
+use crate::mesh_state::MeshState;
+use crate::node::node;
+use crate::proxy::{Proxies, Settings, Shared};
+use crate::record::Recorder;
+use crate::workers::Workers;
+use crate::xds_handlers::{Addresses, Authorizations, follow_identities};
+use crate::zds_client::ZdsClient;
+
+/// How often idle metric series are looked for.
+const EXPIRY_PERIOD: Duration = Duration::from_secs(60);
+
+/// Runs until a signal or the admin port ends it.
+pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
+    check_privileges(config.inpod.mark)?;
+    let metrics = Metrics::default();
+    metrics
+        .install()
+        .map_err(|error| anyhow!("cannot install the metrics recorder: {error}"))?;
+    describe(&metrics, &config.node.istio_version);
+    let readiness = Readiness::default();
+    let state_ready = readiness.register("state manager");
+    let pods_ready = readiness.register("workload proxy manager");
+    let (shutdown, draining) = ops::shutdown::channel();
+    // Operators can look on until the very end.
+    let (admin_end, admin_drain) = ops::shutdown::channel();
+
+    let certificates = certificates(&config)?;
+    let mesh = Arc::new(MeshState::new(Store::new(config.node.name.as_deref())));
+    if let Some(local) = &config.local {
+        let loaded = load_local(local)?;
+        let changes = mesh.update(|store| loaded.load_into(store));
+        follow_identities(&certificates, changes);
+    }
+    let workers = Workers::start(config.workers)?;
+    let recorder = Recorder::new(metrics.clone(), workers.count());
+    let shared = Arc::new(Shared {
+        mesh: Arc::clone(&mesh),
+        certificates: certificates.clone(),
+        recorder: Arc::clone(&recorder),
+        workers,
+        settings: Settings {
+            network: Arc::clone(&config.node.network),
+            inpod: config.inpod.clone(),
+            tcp: config.tcp.clone(),
+            hbone: config.hbone.clone(),
+            baggage: config.baggage,
+            decisions: config.decisions,
+        },
+    });
+    let proxies = Arc::new(Proxies::new(shared, &metrics));
+
+    let shown = Shown {
+        mesh: Arc::clone(&mesh),
+        certificates: certificates.clone(),
+        proxies: Arc::clone(&proxies),
+        recorder,
+        config: Arc::new(config.effective.clone()),
+        istio_version: config.node.istio_version.as_str().into(),
+    };
+    let debug_routes = admin::routes(shown, logs, shutdown.clone());
+    serve_operators(
+        &config.ports,
+        debug_routes,
+        &metrics,
+        &readiness,
+        &admin_drain,
+    )
+    .await?;
+
+    let synced = follow_control_plane(&config, &mesh, &certificates, &metrics)?;
+    let agent = ZdsClient::new(
+        config.inpod.socket.clone(),
+        Arc::clone(&proxies),
+        pods_ready,
+        draining.clone(),
+        &metrics,
+    );
+    tokio::spawn(async move {
+        if let Some(mut synced) = synced {
+            // Pods are taken over only once there is something to decide by.
+            let _ = synced.wait_for(|synced| *synced).await;
+        }
+        state_ready.ready();
+        agent.run().await;
+    });
+    tokio::spawn({
+        let proxies = Arc::clone(&proxies);
+        async move { proxies.follow_policy().await }
+    });
+    tokio::spawn(expire_series(metrics));
+
+    tokio::select! {
+        signal = ops::shutdown::terminated() => {
+            info!(signal = signal.context("cannot listen for signals")?, "shutdown asked for by a signal");
+            shutdown.start();
+        }
+        () = draining.requested() => info!("shutdown asked for by the admin port"),
+    }
+    // Named in the readiness answer, so that nobody wonders.
+    let _not_ready = readiness.register("drain");
+    drain(&proxies, config.drain_deadline).await;
+    admin_end.start();
+    info!("shut down");
+    Ok(())
+}
+
+async fn drain(proxies: &Proxies, limit: Duration) {
+    info!(?limit, "draining");
+    tokio::select! {
+        () = proxies.drain(limit) => {}
+        signal = ops::shutdown::terminated() => {
+            warn!(signal = signal.unwrap_or("unknown"), "second signal, not waiting any longer");
+            proxies.cut_all().await;
+        }
+    }
+}
+
+/// What every later step needs; better to fail here, in words, than in each pod.
+fn check_privileges(mark: u32) -> anyhow::Result<()> {
+    let own = capture::Netns::current().context("cannot open the own network namespace")?;
+    own.enter(|| ())
+        .context("cannot enter a network namespace: is CAP_SYS_ADMIN granted?")?;
+    capture::socket::tcp_socket(&own, socket2::Domain::IPV4, Some(mark), None)
+        .context("cannot mark a socket: is CAP_NET_ADMIN granted?")?;
+    Ok(())
+}
+
+fn describe(metrics: &Metrics, version: &str) {
+    for (name, help) in [
+        ("istio_build", "Istio component build info"),
+        (
+            "istio_xds_connection_terminations_total",
+            "The total number of completed connections to xDS (unstable)",
+        ),
+        (
+            "istio_xds_message_total",
+            "The total number of messages received (unstable)",
+        ),
+        (
+            "istio_xds_message_bytes_total",
+            "The total number of bytes received (unstable)",
+        ),
+        (
+            "workload_manager_active_proxy_count",
+            "The number of pods that are served (unstable)",
+        ),
+        (
+            "workload_manager_pending_proxy_count",
+            "The number of pods that wait to be served (unstable)",
+        ),
+        (
+            "workload_manager_proxies_started_total",
+            "The total number of proxies started (unstable)",
+        ),
+        (
+            "workload_manager_proxies_stopped_total",
+            "The total number of proxies stopped (unstable)",
+        ),
+        (
+            "culvert_accept_exhausted_total",
+            "Accepts that failed for want of descriptors or memory (unstable)",
+        ),
+    ] {
+        metrics.describe(name, help);
+    }
+    metrics::gauge!("istio_build", "component" => "ztunnel", "tag" => version.to_owned()).set(1.0);
+}
+
+async fn expire_series(metrics: Metrics) {
+    loop {
+        tokio::time::sleep(EXPIRY_PERIOD).await;
+        metrics.expire(Instant::now());
+    }
+}
+
+fn certificates(config: &Config) -> anyhow::Result<Certificates> {
+    let authority = control_plane(config, &config.ca).context("CA_ADDRESS")?;
+    let settings = identity::Config {
+        ttl: config.secret_ttl,
+        ..identity::Config::default()
+    };
+    Ok(Certificates::new(
+        Arc::new(IstioCa::new(authority)),
+        settings,
+        Handle::current(),
+    ))
+}
+
+fn control_plane(config: &Config, endpoint: &Endpoint) -> Result<ControlPlane, ControlPlaneError> {
+    ControlPlane::new(ControlPlaneConfig {
+        address: endpoint.address.clone(),
+        root: match &endpoint.root {
+            Root::File(path) => RootSource::File(path.clone()),
+            Root::Inline(pem) => RootSource::Inline(pem.clone()),
+            Root::System => RootSource::System,
+        },
+        token: match &config.token {
+            Token::File(path) => TokenSource::File(path.clone()),
+            Token::Literal(token) => TokenSource::Literal(token.clone().into()),
+            Token::None => TokenSource::None,
+        },
+        cluster_id: config.node.cluster_id.to_string(),
+        alt_hostname: endpoint.alt_hostname.clone(),
+        headers: endpoint.headers.clone(),
+    })
+}
+
+fn load_local(local: &Local) -> anyhow::Result<LocalConfig> {
+    let (from, text) = match local {
+        Local::File(path) => {
+            let text = std::fs::read_to_string(path);
+            (
+                format!("LOCAL_XDS_PATH {}", path.display()),
+                text.with_context(|| format!("LOCAL_XDS_PATH {}", path.display()))?,
+            )
+        }
+        Local::Inline(text) => ("LOCAL_XDS".to_owned(), text.clone()),
+    };
+    let parsed = LocalConfig::parse(&text).context(from.clone())?;
+    info!(
+        from,
+        workloads = parsed.workloads.len(),
+        services = parsed.services.len(),
+        policies = parsed.policies.len(),
+        "local configuration loaded"
+    );
+    Ok(parsed)
+}
+
+/// None where there is no control plane to wait for.
+fn follow_control_plane(
+    config: &Config,
+    mesh: &Arc<MeshState>,
+    certificates: &Certificates,
+    metrics: &Metrics,
+) -> anyhow::Result<Option<tokio::sync::watch::Receiver<bool>>> {
+    let Some(endpoint) = &config.xds else {
+        return Ok(None);
+    };
+    let plane = control_plane(config, endpoint).context("XDS_ADDRESS")?;
+    let connect =
+        move || -> xds::BoxFuture<'static, Result<AuthenticatedChannel, ControlPlaneError>> {
+            let plane = plane.clone();
+            Box::pin(async move { plane.channel().await })
+        };
+    let handlers: Vec<Box<dyn xds::Handler>> = vec![
+        Box::new(Addresses {
+            mesh: Arc::clone(mesh),
+            certificates: certificates.clone(),
+        }),
+        Box::new(Authorizations {
+            mesh: Arc::clone(mesh),
+        }),
+    ];
+    let client = xds::Client::new(
+        connect,
+        node(&config.node),
+        handlers,
+        XdsMetrics(metrics.clone()),
+    );
+    let synced = client.synced();
+    tokio::spawn(client.run());
+    Ok(Some(synced))
+}
+
+struct XdsMetrics(Metrics);
+
+impl xds::Observer for XdsMetrics {
+    fn terminated(&mut self, why: xds::Termination) {
+        self.0
+            .counter(
+                "istio_xds_connection_terminations_total",
+                &[("reason", why.label())],
+            )
+            .increment(1);
+    }
+
+    fn message(&mut self, type_url: &str, bytes: usize) {
+        self.0
+            .counter("istio_xds_message_total", &[("url", type_url)])
+            .increment(1);
+        self.0
+            .counter("istio_xds_message_bytes_total", &[("url", type_url)])
+            .increment(bytes as u64);
+    }
+}
+
+/// Debug on loopback only; metrics and readiness everywhere.
+async fn serve_operators(
+    ports: &Ports,
+    debug: Routes,
+    metrics: &Metrics,
+    readiness: &Readiness,
+    drain: &DrainSignal,
+) -> anyhow::Result<()> {
+    let everywhere = |port| {
+        [
+            SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)),
+            (Ipv4Addr::UNSPECIFIED, port).into(),
+        ]
+    };
+    let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let loopback6 = |port| SocketAddr::from((Ipv6Addr::LOCALHOST, port));
+
+    spawn_server(
+        bind(&[loopback(ports.admin)]).await?,
+        debug.clone(),
+        "admin",
+        drain,
+    );
+    // Where the loopback has no IPv6, IPv4 has to do.
+    if let Ok(listener) = TcpListener::bind(loopback6(ports.admin)).await {
+        spawn_server(listener, debug, "admin", drain);
+    }
+    let stats = Routes::new().metrics(metrics.clone());
+    spawn_server(bind(&everywhere(ports.stats)).await?, stats, "stats", drain);
+    let ready = Routes::new().readiness(readiness.clone());
+    spawn_server(
+        bind(&everywhere(ports.readiness)).await?,
+        ready,
+        "readiness",
+        drain,
+    );
+    Ok(())
+}
+
+async fn bind(candidates: &[SocketAddr]) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(candidates)
+        .await
+        .with_context(|| format!("cannot listen on {candidates:?}"))
+}
+
+fn spawn_server(listener: TcpListener, routes: Routes, name: &'static str, drain: &DrainSignal) {
+    let drain = drain.clone();
+    tokio::spawn(async move {
+        if let Err(error) = routes.serve(listener, name, drain).await {
+            warn!(server = name, %error, "server ended");
+        }
+    });
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Every variable this process reads, with its type, default and meaning.
+//!
+//! In: a map of variables, the mesh configuration file's text and the machine's CPU count, all handed in.
+//! Out: one struct per component, or the list of all mistakes found, each naming its variable. Nothing else in the
+//! process reads the environment, and no component sees the whole.
+
+mod parse;
+mod proxy_config;
+mod read;
+mod variables;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::parse::Reader;
+use self::proxy_config::ProxyConfig;
+pub use self::variables::{REFUSED, VARIABLES};
+
+/// What the process was started with; parsing has no other input.
+pub struct Sources {
+    pub variables: BTreeMap<String, String>,
+    /// Text of `./etc/istio/config/mesh`, where it exists.
+    pub mesh_config: Option<String>,
+    /// Logical CPUs of the machine.
+    pub cpus: usize,
+}
+
+#[derive(Debug)]
+pub struct Config {
+    pub node: Node,
+    /// None: no control plane, the local file is the whole mesh.
+    pub xds: Option<Endpoint>,
+    pub ca: Endpoint,
+    pub token: Token,
+    pub secret_ttl: Duration,
+    pub local: Option<Local>,
+    pub inpod: InPod,
+    pub tcp: Tcp,
+    pub hbone: hbone::Config,
+    pub baggage: Baggage,
+    pub decisions: DecisionLog,
+    pub drain_deadline: Duration,
+    pub workers: usize,
+    pub log: Log,
+    pub ports: Ports,
+    /// Variable and value as used, secrets left out; for the start-up log and the configuration dump.
+    pub effective: BTreeMap<String, String>,
+}
+
+/// Who this node is to the control plane.
+#[derive(Debug, Clone)]
+pub struct Node {
+    pub name: Option<Arc<str>>,
+    pub network: Arc<str>,
+    pub cluster_id: Arc<str>,
+    pub instance_ip: Option<String>,
+    pub pod_name: String,
+    pub pod_namespace: String,
+    pub istio_version: String,
+    /// What the node tells the control plane about itself, beside its fixed keys.
+    pub metadata: BTreeMap<String, serde_json::Value>,
+}
+
+/// One service of the control plane: where it is and by what it is recognised.
+#[derive(Debug, Clone)]
+pub struct Endpoint {
+    pub address: String,
+    pub root: Root,
+    pub alt_hostname: Option<String>,
+    pub headers: Vec<(String, String)>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Root {
+    File(PathBuf),
+    Inline(String),
+    System,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub enum Token {
+    File(PathBuf),
+    Literal(String),
+    None,
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "File({})", path.display()),
+            Self::Literal(_) => f.write_str("Literal"),
+            Self::None => f.write_str("None"),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Local {
+    File(PathBuf),
+    Inline(String),
+}
+
+/// How pods are learned of and which sockets are opened inside them.
+#[derive(Debug, Clone)]
+pub struct InPod {
+    pub socket: PathBuf,
+    pub port_reuse: PortReuse,
+    pub mark: u32,
+    pub original_source: OriginalSource,
+    pub ipv6: Ipv6,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortReuse {
+    Shared,
+    Exclusive,
+}
+
+/// Whether applications see the address of the real client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OriginalSource {
+    Never,
+    WherePossible,
+    Required,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ipv6 {
+    Enabled,
+    Disabled,
+}
+
+#[derive(Debug, Clone)]
+pub struct Tcp {
+    pub keepalive: Option<Keepalive>,
+    /// Unacknowledged data older than this ends a connection.
+    pub user_timeout: Option<Duration>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Keepalive {
+    pub idle: Duration,
+    pub interval: Duration,
+    pub retries: u32,
+}
+
+/// Whether the baggage of peers is read and answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Baggage {
+    Exchanged,
+    SentOnly,
+}
+
+/// The level at which policy decisions are logged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DecisionLog {
+    Info,
+    Debug,
+}
+
+#[derive(Debug, Clone)]
+pub struct Log {
+    pub filter: String,
+    pub format: LogFormat,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    Plain,
+    Json,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Ports {
+    pub admin: u16,
+    pub stats: u16,
+    pub readiness: u16,
+}
+
+/// One variable that can't be used, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mistake {
+    pub variable: String,
+    pub reason: String,
+}
+
+/// All mistakes at once, so that one restart is enough to repair them.
+#[derive(Debug, thiserror::Error)]
+pub struct ConfigError {
+    pub mistakes: Vec<Mistake>,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the configuration has {} mistake(s):",
+            self.mistakes.len()
+        )?;
+        for mistake in &self.mistakes {
+            write!(f, "\n  {}: {}", mistake.variable, mistake.reason)?;
+        }
+        Ok(())
+    }
+}
+
+impl Config {
+    pub fn from_sources(sources: &Sources) -> Result<Self, ConfigError> {
+        let mut reader = Reader::new(&sources.variables);
+        read::refuse_what_is_not_there(&mut reader);
+        let proxy_config = ProxyConfig::read(&mut reader, sources.mesh_config.as_deref());
+        let local = read::local(&mut reader);
+        let node = read::node(&mut reader, &proxy_config);
+        let xds = read::xds(&mut reader, &proxy_config);
+        let ca = read::ca(&mut reader);
+        let config = Self {
+            node,
+            xds,
+            ca,
+            token: read::token(&mut reader),
+            secret_ttl: reader.duration("SECRET_TTL"),
+            local,
+            inpod: read::inpod(&mut reader),
+            tcp: read::tcp(&mut reader),
+            hbone: read::hbone(&mut reader),
+            baggage: reader.either(
+                "ENABLE_RESPONSE_BAGGAGE",
+                Baggage::Exchanged,
+                Baggage::SentOnly,
+            ),
+            decisions: reader.either(
+                "AUTHZ_POLICY_INFO_LOGGING",
+                DecisionLog::Info,
+                DecisionLog::Debug,
+            ),
+            drain_deadline: read::drain_deadline(&mut reader),
+            workers: read::workers(&mut reader, &proxy_config, sources.cpus),
+            log: read::log(&mut reader),
+            ports: Ports {
+                admin: proxy_config.admin_port,
+                stats: proxy_config.stats_port,
+                readiness: 15021,
+            },
+            effective: BTreeMap::new(),
+        };
+        let (effective, mistakes) = reader.finish();
+        if mistakes.is_empty() {
+            Ok(Self {
+                effective,
+                ..config
+            })
+        } else {
+            Err(ConfigError { mistakes })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The table of variables: what `ztunnel help` prints, and where defaults stand.
+
+/// One variable of the environment; the names are Istio's.
+pub struct Variable {
+    pub name: &'static str,
+    /// Empty: no default.
+    pub default: &'static str,
+    pub meaning: &'static str,
+}
+
+const fn variable(name: &'static str, default: &'static str, meaning: &'static str) -> Variable {
+    Variable {
+        name,
+        default,
+        meaning,
+    }
+}
+
+pub const VARIABLES: &[Variable] = &[
+    variable(
+        "NODE_NAME",
+        "",
+        "own node; workloads of other nodes get no proxy here",
+    ),
+    variable("NETWORK", "", "own network"),
+    variable(
+        "CLUSTER_ID",
+        "Kubernetes",
+        "cluster id; ISTIO_META_CLUSTER_ID wins",
+    ),
+    variable("INSTANCE_IP", "", "own address, part of the node id"),
+    variable("POD_NAME", "", "own pod, part of the node id"),
+    variable("POD_NAMESPACE", "", "own namespace, part of the node id"),
+    variable("ISTIO_META_*", "", "node metadata as text"),
+    variable("ISTIO_METAJSON_*", "", "node metadata as JSON"),
+    variable(
+        "ISTIO_META_ISTIO_VERSION",
+        "unknown",
+        "tag of the build metric",
+    ),
+    variable(
+        "PROXY_CONFIG",
+        "",
+        "ProxyConfig document, over ./etc/istio/config/mesh",
+    ),
+    variable(
+        "KUBERNETES_SERVICE_HOST",
+        "",
+        "its presence selects the in-cluster control plane",
+    ),
+    variable(
+        "XDS_ADDRESS",
+        "https://localhost:15012",
+        "control plane; empty: none",
+    ),
+    variable(
+        "XDS_ROOT_CA",
+        "./var/run/secrets/istio/root-cert.pem",
+        "file, PEM text, or SYSTEM",
+    ),
+    variable("ALT_XDS_HOSTNAME", "", "another server name to accept"),
+    variable("XDS_HEADER_*", "", "more gRPC headers (secret)"),
+    variable(
+        "CA_ADDRESS",
+        "https://localhost:15012",
+        "certificate authority",
+    ),
+    variable(
+        "CA_ROOT_CA",
+        "./var/run/secrets/istio/root-cert.pem",
+        "file, PEM text, or SYSTEM",
+    ),
+    variable("ALT_CA_HOSTNAME", "", "another server name to accept"),
+    variable("CA_HEADER_*", "", "more gRPC headers (secret)"),
+    variable(
+        "AUTH_TOKEN",
+        "./var/run/secrets/tokens/istio-token",
+        "file or literal token (secret)",
+    ),
+    variable("SECRET_TTL", "24h", "requested lifetime of certificates"),
+    variable(
+        "LOCAL_XDS_PATH",
+        "",
+        "file with workloads, services and policies",
+    ),
+    variable("LOCAL_XDS", "", "the same as text"),
+    variable(
+        "INPOD_UDS",
+        "/var/run/ztunnel/ztunnel.sock",
+        "socket of the node agent",
+    ),
+    variable(
+        "INPOD_PORT_REUSE",
+        "true",
+        "let the next process bind the same ports",
+    ),
+    variable("PACKET_MARK", "1337", "mark of own packets"),
+    variable(
+        "ENABLE_ORIG_SRC",
+        "",
+        "keep client addresses: true required, false never, unset where possible",
+    ),
+    variable("IPV6_ENABLED", "true", "listen on IPv6 too"),
+    variable(
+        "ENABLE_RESPONSE_BAGGAGE",
+        "true",
+        "answer with baggage, read that of peers",
+    ),
+    variable("KEEPALIVE_ENABLED", "true", "TCP keepalive"),
+    variable("KEEPALIVE_TIME", "180s", "idle time before the first probe"),
+    variable("KEEPALIVE_INTERVAL", "180s", "time between probes"),
+    variable(
+        "KEEPALIVE_RETRIES",
+        "9",
+        "unanswered probes that end a connection",
+    ),
+    variable(
+        "USER_TIMEOUT_ENABLED",
+        "false",
+        "end connections whose data stays unacknowledged as long",
+    ),
+    variable(
+        "POOL_MAX_STREAMS_PER_CONNECTION",
+        "100",
+        "connections carried by one tunnel",
+    ),
+    variable(
+        "POOL_UNUSED_RELEASE_TIMEOUT",
+        "5m",
+        "an unused tunnel is closed after",
+    ),
+    variable(
+        "HTTP2_STREAM_WINDOW_SIZE",
+        "4194304",
+        "bytes in flight per connection",
+    ),
+    variable(
+        "HTTP2_CONNECTION_WINDOW_SIZE",
+        "16777216",
+        "bytes in flight per tunnel",
+    ),
+    variable("HTTP2_FRAME_SIZE", "1048576", "largest frame accepted"),
+    variable(
+        "CONNECTION_TERMINATION_DEADLINE",
+        "",
+        "time open connections get at shutdown",
+    ),
+    variable(
+        "TERMINATION_GRACE_PERIOD_SECONDS",
+        "",
+        "else 5 s less than this (1 s less up to 10 s)",
+    ),
+    variable(
+        "ZTUNNEL_WORKER_THREADS",
+        "",
+        "proxy threads: number or percentage of CPUs; 0: all",
+    ),
+    variable("ZTUNNEL_CPU_LIMIT", "", "CPU count"),
+    variable("ZTUNNEL_RESOURCE_CPU_LIMIT", "", "CPU limit as a quantity"),
+    variable(
+        "ZTUNNEL_RESOURCE_CPU_REQUEST",
+        "",
+        "CPU request as a quantity",
+    ),
+    variable(
+        "RUST_LOG",
+        "info",
+        "level, or target=level, separated by commas",
+    ),
+    variable("LOG_FORMAT", "plain", "plain or json"),
+    variable(
+        "AUTHZ_POLICY_INFO_LOGGING",
+        "false",
+        "policy decisions at info",
+    ),
+];
+
+/// Known by name and refused where they ask for what this build doesn't do.
+pub const REFUSED: &[Variable] = &[
+    variable("PROXY_MODE", "shared", "only shared"),
+    variable("ENABLE_PROXY", "true", "only true"),
+    variable("ISTIO_META_DNS_CAPTURE", "false", "only false"),
+    variable("FAKE_CA", "false", "only false"),
+    variable("XDS_ON_DEMAND", "false", "only false"),
+    variable("UNSTABLE_ENABLE_SOCKS5", "false", "only false"),
+    variable("TLS12_ENABLED", "false", "only false"),
+    variable("CRL_PATH", "", "must be unset"),
+    variable("COMPLIANCE_POLICY", "", "must be unset"),
+];
+
+/// The default that the table states; every reader with a default goes through here.
+pub(super) fn default_of(name: &str) -> &'static str {
+    let found = VARIABLES.iter().find(|variable| variable.name == name);
+    found
+        .map(|variable| variable.default)
+        .unwrap_or_else(|| unreachable!("{name} stands in the table of variables"))
+}

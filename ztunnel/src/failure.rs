@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Why a connection failed, told three ways: a text for a person, a flag for metrics, and whose turn it is to act.
+//!
+//! Every failure of a connection's life is one of these; the exhaustive match below is the only place that gives flags.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hbone::OpenError;
+use identity::CertificateError;
+
+use crate::pods::PodInfo;
+use crate::route::{InboundRefusal, Refusal};
+
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// A policy, or the absence of one that the workload names, forbids it.
+    #[error("{0}")]
+    Denied(Arc<str>),
+    /// It was allowed once.
+    #[error("connection closed because policy changed: {0}")]
+    PolicyChanged(Arc<str>),
+    #[error("destination {0} is this proxy itself")]
+    Loop(SocketAddr),
+    #[error("workload {0} is not known to the mesh on this node")]
+    UnknownWorkload(PodInfo),
+    #[error("address {address} does not belong to workload {pod}")]
+    ForeignAddress {
+        address: std::net::IpAddr,
+        pod: PodInfo,
+    },
+    #[error("{0}")]
+    NoRoute(#[from] Refusal),
+    /// The CONNECT request asks for what is not served here.
+    #[error("{0}")]
+    NotServed(#[from] InboundRefusal),
+    #[error("cannot connect to {to}: {error}")]
+    Connect { to: SocketAddr, error: io::Error },
+    #[error("connecting to {to} took longer than {limit:?}")]
+    ConnectTimeout { to: SocketAddr, limit: Duration },
+    #[error("no certificate for {identity}: {error}")]
+    Certificate {
+        identity: spiffe::SpiffeId,
+        error: Box<CertificateError>,
+    },
+    #[error("own certificate can't be used for TLS: {0}")]
+    LocalTls(Arc<str>),
+    #[error("{0}")]
+    Tunnel(OpenError),
+    #[error("handshake with the client failed: {0}")]
+    ClientHandshake(String),
+    #[error("connection broke: {0}")]
+    Copy(String),
+    /// Not the connection's fault: this process or the pod is going away.
+    #[error("connection closed by drain")]
+    Drained,
+}
+
+/// The `response_flags` label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Flag {
+    None,
+    Deny,
+    Connect,
+    TlsFailure,
+    H2HandshakeFailure,
+    NetworkPolicy,
+    IdentityError,
+    /// No route leads there: unknown waypoint, no healthy endpoint, or something this build doesn't do.
+    NoRoute,
+    /// The pod that speaks is none that the mesh knows.
+    UnknownSource,
+    /// The CONNECT request asks for what this workload doesn't serve.
+    BadRequest,
+}
+
+impl Flag {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "-",
+            Self::Deny => "DENY",
+            Self::Connect => "CONNECT",
+            Self::TlsFailure => "TLS_FAILURE",
+            Self::H2HandshakeFailure => "H2_HANDSHAKE_FAILURE",
+            Self::NetworkPolicy => "NETWORK_POLICY",
+            Self::IdentityError => "IDENTITY_ERROR",
+            Self::NoRoute => "NO_ROUTE",
+            Self::UnknownSource => "UNKNOWN_SOURCE",
+            Self::BadRequest => "BAD_REQUEST",
+        }
+    }
+}
+
+impl fmt::Display for Flag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl Failure {
+    pub fn flag(&self) -> Flag {
+        match self {
+            Self::Denied(_) | Self::PolicyChanged(_) | Self::ForeignAddress { .. } => Flag::Deny,
+            Self::Loop(_) | Self::NoRoute(_) | Self::NotServed(InboundRefusal::Loop(_)) => {
+                Flag::NoRoute
+            }
+            Self::UnknownWorkload(_) => Flag::UnknownSource,
+            Self::Connect { .. }
+            | Self::ConnectTimeout { .. }
+            | Self::Copy(_)
+            | Self::ClientHandshake(_) => Flag::Connect,
+            Self::Certificate { .. } => Flag::IdentityError,
+            Self::LocalTls(_) => Flag::TlsFailure,
+            Self::Tunnel(error) => tunnel_flag(error),
+            Self::NotServed(_) => Flag::BadRequest,
+            Self::Drained => Flag::None,
+        }
+    }
+}
+
+fn tunnel_flag(error: &OpenError) -> Flag {
+    match error {
+        OpenError::Certificate { .. } | OpenError::CertificateTimeout { .. } => Flag::IdentityError,
+        OpenError::DialTimeout { .. } => Flag::NetworkPolicy,
+        OpenError::Dial { .. }
+        | OpenError::Handshake { .. }
+        | OpenError::HandshakeTimeout { .. }
+        | OpenError::PeerIdentity { .. }
+        | OpenError::ResponseTimeout { .. }
+        | OpenError::Refused { .. } => Flag::Connect,
+        OpenError::Tunnel { .. } | OpenError::Request { .. } => Flag::H2HandshakeFailure,
+        OpenError::PoolClosed => Flag::None,
+    }
+}

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+//! 15008, mesh → pod: authenticate, authorize, connect, relay.
+//!
+//! A tunnel proves who its peer is; each of its streams is a connection of its own, with its own destination, decision
+//! and record. Both lives are written here in order.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use hbone::wire::{ConnectRequest, Forwarded};
+use hbone::{Incoming, ServeError, Server};
+use http::StatusCode;
+use mesh::{Service, Workload};
+use spiffe::SpiffeId;
+use tokio::net::TcpStream;
+use tracing::debug;
+
+use crate::config::Baggage;
+use crate::connections::{ConnectionView, InboundFacts};
+use crate::failure::Failure;
+use crate::outbound::baggage;
+use crate::proxy::{PodProxy, canonical};
+use crate::record::{End, Labels, Opening, Reporter, Security};
+use crate::relaying::result_of;
+use crate::route;
+use crate::workers::WorkerId;
+
+/// The life of a tunnel.
+pub async fn serve(pod: Arc<PodProxy>, worker: WorkerId, socket: TcpStream, peer: SocketAddr) {
+    let _ = socket.set_nodelay(true);
+    let Ok(reached) = socket.local_addr().map(canonical) else {
+        return;
+    };
+    if let Err(failure) = tunnel(&pod, worker, socket, peer, reached).await {
+        pod.refuse_early(Reporter::Destination, peer, reached, &failure);
+    }
+}
+
+async fn tunnel(
+    pod: &Arc<PodProxy>,
+    worker: WorkerId,
+    socket: TcpStream,
+    peer: SocketAddr,
+    reached: SocketAddr,
+) -> Result<(), Failure> {
+    let workload = pod.workload_at(reached.ip()).await?;
+    let identity = workload.identity.clone();
+    let certificate = match pod.shared.certificates.certificate(&identity).await {
+        Ok(certificate) => certificate,
+        Err(error) => {
+            return Err(Failure::Certificate {
+                identity,
+                error: Box::new(error),
+            });
+        }
+    };
+    let streams = Arc::new(Streams {
+        pod: Arc::clone(pod),
+        worker,
+        peer,
+        reached,
+    });
+    let drain = pod.drain_signal().watch();
+    let server = Server::new(pod.shared.settings.hbone.clone());
+    match server.serve(socket, certificate, streams, drain).await {
+        Ok(()) => Ok(()),
+        Err(ServeError::Certificate(reason)) => Err(Failure::LocalTls(reason)),
+        Err(
+            error @ (ServeError::Handshake(_)
+            | ServeError::HandshakeTimeout(_)
+            | ServeError::PeerIdentity),
+        ) => Err(Failure::ClientHandshake(error.to_string())),
+        Err(ServeError::Tunnel(error)) => {
+            // Its streams have told their own ends.
+            debug!(%peer, %error, "tunnel broke");
+            Ok(())
+        }
+    }
+}
+
+/// What the streams of one tunnel share.
+struct Streams {
+    pod: Arc<PodProxy>,
+    worker: WorkerId,
+    peer: SocketAddr,
+    /// Where the tunnel ends.
+    reached: SocketAddr,
+}
+
+/// A stream that is meant for us.
+struct Accepted {
+    workload: Arc<Workload>,
+    destination: SocketAddr,
+    service: Option<Arc<Service>>,
+    source: End,
+}
+
+impl hbone::Handler for Streams {
+    /// The life of a connection.
+    async fn connect(self: Arc<Self>, mut incoming: Incoming) {
+        let pod = &self.pod;
+        // A cut tunnel ends its streams' tasks a moment later; the pod waits for their records.
+        let _open = pod.hold();
+        let accepted = match self.accept(&incoming.request, &incoming.peer) {
+            Ok(accepted) => accepted,
+            Err((status, failure)) => {
+                incoming.reject(status);
+                return pod.refuse_early(Reporter::Destination, self.peer, self.reached, &failure);
+            }
+        };
+        let identity = incoming.peer.clone();
+        let forwarded_host = forwarded_host(&incoming.request).map(Arc::from);
+        let authority: Arc<str> = incoming.request.authority.to_string().into();
+        let workload = &accepted.workload;
+        let record = pod.shared.recorder.open(
+            self.worker,
+            Opening {
+                labels: Labels {
+                    reporter: Reporter::Destination,
+                    source: accepted.source,
+                    destination: End::of(workload).with_principal(Some(workload.identity.clone())),
+                    service: accepted.service.as_deref().map(Into::into),
+                    security: Security::MutualTls,
+                },
+                source: self.peer,
+                destination: self.reached,
+                authority: Some(authority),
+            },
+        );
+        let facts = InboundFacts {
+            source_ip: self.peer.ip(),
+            identity: Some(identity),
+            destination: accepted.destination,
+        };
+        let view = ConnectionView {
+            src: self.peer,
+            original_dst: forwarded_host,
+            actual_dst: accepted.destination.to_string().into(),
+            protocol: "HBONE",
+            verdict: None,
+        };
+        let tracked = pod
+            .connections
+            .track(self.worker, Some(facts.clone()), view);
+
+        match pod.authorize(&facts).await {
+            Ok(words) => tracked.note(words),
+            Err(denied) => {
+                incoming.reject(StatusCode::UNAUTHORIZED);
+                return record.close(Err(denied));
+            }
+        }
+        let connected = tokio::select! {
+            connected = pod.connect_keeping_source(accepted.destination, self.peer.ip()) => connected,
+            gone = incoming.abandoned() => Err(Failure::Copy(format!("the client gave up while connecting: {gone}"))),
+        };
+        let application = match connected {
+            Ok(application) => application,
+            Err(failure) => {
+                incoming.reject(StatusCode::SERVICE_UNAVAILABLE);
+                return record.close(Err(failure));
+            }
+        };
+        let described = match pod.shared.settings.baggage {
+            Baggage::Exchanged => Some(baggage(workload)),
+            Baggage::SentOnly => None,
+        };
+        match incoming.accept(described.as_ref()) {
+            Ok(stream) => {
+                let outcome = stream
+                    .relay(application, record.meter(), tracked.stop())
+                    .await;
+                record.close(result_of(outcome.end));
+            }
+            Err(error) => record.close(Err(Failure::Copy(error.to_string()))),
+        }
+    }
+}
+
+impl Streams {
+    /// Is it for us, where does it go, and who speaks as far as telemetry is concerned.
+    fn accept(
+        &self,
+        request: &ConnectRequest,
+        peer: &SpiffeId,
+    ) -> Result<Accepted, (StatusCode, Failure)> {
+        let pod = &self.pod;
+        let workload = pod.workload().ok_or_else(|| {
+            (
+                StatusCode::SERVICE_UNAVAILABLE,
+                Failure::UnknownWorkload(pod.info.clone()),
+            )
+        })?;
+        let refused =
+            |refusal: route::InboundRefusal| (refusal.status(), Failure::NotServed(refusal));
+        let network = &*pod.shared.settings.network;
+        let store = pod.shared.mesh.read();
+        let (reached, authority) = (self.reached.ip(), &request.authority);
+        route::accept_destination(&store, &workload, reached, network, authority)
+            .map_err(refused)?;
+        let hop = route::next_hop(&store, &workload, reached, authority).map_err(refused)?;
+        let named = forwarded_host(request);
+        let service =
+            route::destination_service(&hop.services, &workload, hop.destination.port(), named);
+        Ok(Accepted {
+            source: self
+                .source(&store, request)
+                .with_principal(Some(peer.clone())),
+            workload,
+            destination: hop.destination,
+            service,
+        })
+    }
+
+    /// A workload found by its address is worth more than what a peer says of itself; an address of another network
+    /// says nothing here.
+    fn source(&self, store: &mesh::Store, request: &ConnectRequest) -> End {
+        let settings = &self.pod.shared.settings;
+        let foreign = request
+            .network
+            .as_ref()
+            .is_some_and(|network| !network.eq_ignore_ascii_case(&settings.network));
+        let known = if foreign {
+            None
+        } else {
+            store.workload_by_ip(&settings.network, self.peer.ip())
+        };
+        if let Some(workload) = known {
+            return End::of(workload);
+        }
+        match (&request.baggage, settings.baggage) {
+            (Some(baggage), Baggage::Exchanged) => End::of_baggage(baggage),
+            _ => End::default(),
+        }
+    }
+}
+
+fn forwarded_host(request: &ConnectRequest) -> Option<&str> {
+    request
+        .forwarded
+        .as_ref()
+        .and_then(|Forwarded { host, .. }| host.as_deref())
+}

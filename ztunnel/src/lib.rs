@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The node's L4 proxy of the mesh.
+//!
+//! It learns of this node's pods from the node agent, opens listeners inside them, and carries their connections through
+//! mTLS tunnels to the pods of other nodes, deciding by policy what may arrive. README.md has the picture; the modules
+//! follow in reading order. The library exists for the binary beside it, its tests and benches; it promises nothing else.
+
+pub mod config;
+
+pub mod app;
+
+pub mod zds_client;
+
+pub mod pods;
+
+pub mod proxy;
+pub mod workers;
+
+pub mod outbound;
+
+pub mod inbound;
+
+pub mod passthrough;
+pub mod relaying;
+
+pub mod route;
+
+pub mod connections;
+
+pub mod failure;
+pub mod record;
+
+pub mod mesh_state;
+pub mod node;
+pub mod xds_handlers;
+
+pub mod admin;

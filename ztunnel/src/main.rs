@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `ztunnel [proxy|version|help]`: configuration, logs, run, exit code.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+
+use ops::logging::{Format, LogConfig};
+use ztunnel::app;
+use ztunnel::config::{Config, LogFormat, REFUSED, Sources, VARIABLES};
+
+fn main() -> ExitCode {
+    // Arguments after the first are there in existing manifests and mean nothing.
+    match std::env::args().nth(1).as_deref() {
+        None | Some("proxy") => run(),
+        Some("version") => {
+            println!("ztunnel {}", env!("CARGO_PKG_VERSION"));
+            ExitCode::SUCCESS
+        }
+        Some("help") => {
+            print!("{}", help());
+            ExitCode::SUCCESS
+        }
+        Some(other) => {
+            eprint!("unknown argument {other:?}\n\n{}", help());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> ExitCode {
+    let sources = Sources {
+        variables: std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect(),
+        mesh_config: std::fs::read_to_string("./etc/istio/config/mesh").ok(),
+        cpus: std::thread::available_parallelism().map_or(1, usize::from),
+    };
+    let config = match Config::from_sources(&sources) {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let format = match config.log.format {
+        LogFormat::Plain => Format::Plain,
+        LogFormat::Json => Format::Json,
+    };
+    let logs = match ops::logging::init(&LogConfig {
+        format,
+        filter: config.log.filter.clone(),
+    }) {
+        Ok(logs) => logs,
+        Err(error) => {
+            eprintln!("RUST_LOG: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        workers = config.workers,
+        "starting"
+    );
+    for (name, value) in &config.effective {
+        tracing::info!(name, value, "configuration");
+    }
+    let code = match serve(config, logs.clone()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    };
+    logs.flush(Duration::from_secs(1));
+    code
+}
+
+fn serve(config: Config, logs: ops::logging::Logs) -> anyhow::Result<()> {
+    raise_descriptor_limit();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start the control runtime")?;
+    let served = runtime.block_on(app::run(config, logs));
+    // What still runs is of no more use to anybody.
+    runtime.shutdown_background();
+    served
+}
+
+/// Each proxied connection takes two descriptors and more; the soft limit is often 1024.
+fn raise_descriptor_limit() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));
+    match raised {
+        Ok(limit) => tracing::info!(limit, "file descriptors"),
+        Err(error) => tracing::warn!(%error, "cannot raise the limit of file descriptors"),
+    }
+}
+
+fn help() -> String {
+    let mut text = String::from(
+        "ztunnel: the node's L4 proxy of the mesh\n\nusage: ztunnel [proxy|version|help]\n\nEnvironment:\n",
+    );
+    for variable in VARIABLES.iter().chain(REFUSED) {
+        let default = if variable.default.is_empty() {
+            String::new()
+        } else {
+            format!(" [{}]", variable.default)
+        };
+        text.push_str(&format!(
+            "  {:<34} {}{default}\n",
+            variable.name, variable.meaning
+        ));
+    }
+    text
+}

@@ -1,0 +1,423 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One pod's listeners and what its connections share.
+//!
+//! In: a pod to serve. Out: three listeners inside its network namespace, whose connections run on the workers until they
+//! end, the pod goes away or the process drains. Every socket of a pod is made inside its namespace.
+
+mod permission;
+mod proxies;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener as StdListener};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use capture::Netns;
+use capture::contract::{INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT};
+use capture::socket::{ListenOptions, Transparent, TransparentState};
+use identity::{CertificateSource, Certificates};
+use mesh::Workload;
+use ops::shutdown::{DrainSignal, Shutdown};
+use parking_lot::Mutex;
+use socket2::SockRef;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+use tracing::{Instrument as _, debug, info_span, warn};
+
+pub use self::proxies::Proxies;
+use crate::config::{Baggage, DecisionLog, InPod, Ipv6, OriginalSource, PortReuse, Tcp};
+use crate::connections::Connections;
+use crate::failure::Failure;
+use crate::mesh_state::MeshState;
+use crate::pods::{Pod, PodInfo, PodUid};
+use crate::record::{End, Labels, Recorder, Reporter, Security};
+use crate::workers::{Place, WorkerId, Workers};
+use crate::{inbound, outbound, passthrough};
+
+/// How long a connection waits for its own pod to become known to the mesh.
+const WORKLOAD_PATIENCE: Duration = Duration::from_secs(5);
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What all pods share.
+pub struct Shared {
+    pub mesh: Arc<MeshState>,
+    pub certificates: Certificates,
+    pub recorder: Arc<Recorder>,
+    pub workers: Workers,
+    pub settings: Settings,
+}
+
+pub struct Settings {
+    pub network: Arc<str>,
+    pub inpod: InPod,
+    pub tcp: Tcp,
+    pub hbone: hbone::Config,
+    pub baggage: Baggage,
+    pub decisions: DecisionLog,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on port {port} inside the pod: {error}")]
+pub struct StartError {
+    port: u16,
+    error: io::Error,
+}
+
+/// Which of a pod's three listeners took a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Entrance {
+    Outbound,
+    Hbone,
+    Plaintext,
+}
+
+impl Entrance {
+    const ALL: [Self; 3] = [Self::Hbone, Self::Plaintext, Self::Outbound];
+
+    fn port(self) -> u16 {
+        match self {
+            Self::Outbound => OUTBOUND_PORT,
+            Self::Hbone => INBOUND_HBONE_PORT,
+            Self::Plaintext => INBOUND_PLAINTEXT_PORT,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Outbound => "outbound",
+            Self::Hbone => "inbound",
+            Self::Plaintext => "passthrough",
+        }
+    }
+
+    fn reporter(self) -> Reporter {
+        match self {
+            Self::Outbound => Reporter::Source,
+            Self::Hbone | Self::Plaintext => Reporter::Destination,
+        }
+    }
+}
+
+/// A pod that is served.
+pub struct PodProxy {
+    pub uid: PodUid,
+    pub info: PodInfo,
+    pub netns: Netns,
+    pub shared: Arc<Shared>,
+    pub connections: Arc<Connections>,
+    /// Whether the listeners, and so the sockets towards the application, may use foreign addresses.
+    pub transparent: TransparentState,
+    pools: Box<[OnceLock<hbone::Pool>]>,
+    home: WorkerId,
+    drain: Shutdown,
+    cut: CancellationToken,
+    tasks: TaskTracker,
+    /// Since when the pod's workload names a policy that is not known.
+    policy_missing_since: Mutex<Option<Instant>>,
+}
+
+impl PodProxy {
+    fn start(pod: &Pod<Netns>, shared: &Arc<Shared>) -> Result<Arc<Self>, StartError> {
+        let mut listeners = Vec::new();
+        let mut transparent = TransparentState::On;
+        for entrance in Entrance::ALL {
+            let options = listen_options(&shared.settings.inpod);
+            let (listener, state) = capture::socket::listen(&pod.netns, entrance.port(), options)
+                .map_err(|error| StartError {
+                port: entrance.port(),
+                error,
+            })?;
+            if state == TransparentState::Off {
+                transparent = TransparentState::Off;
+            }
+            listeners.push((entrance, listener));
+        }
+        let workers = shared.workers.count();
+        let (drain, _) = ops::shutdown::channel();
+        let proxy = Arc::new(Self {
+            uid: pod.uid.clone(),
+            info: pod.info.clone(),
+            netns: pod.netns.clone(),
+            connections: Connections::new(workers),
+            transparent,
+            pools: (0..workers).map(|_| OnceLock::new()).collect(),
+            home: shared.workers.assign_home(),
+            shared: Arc::clone(shared),
+            drain,
+            cut: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            policy_missing_since: Mutex::new(None),
+        });
+        for (entrance, listener) in listeners {
+            let accepting = Arc::clone(&proxy).accept(entrance, listener);
+            let span = info_span!("proxy", wl = %pod.info);
+            shared.workers.spawn(
+                proxy.home,
+                proxy.tasks.track_future(accepting.instrument(span)),
+            );
+        }
+        Ok(proxy)
+    }
+
+    /// Runs on the home worker until the pod drains; then its port is free.
+    async fn accept(self: Arc<Self>, entrance: Entrance, listener: StdListener) {
+        let listener = match TcpListener::from_std(listener) {
+            Ok(listener) => listener,
+            Err(error) => {
+                warn!(listener = entrance.name(), %error, "listener can't be used");
+                return;
+            }
+        };
+        let drain = self.drain.subscribe();
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                () = drain.requested() => return,
+                accepted = ops::serve::accept(&listener, entrance.name()) => accepted,
+            };
+            match accepted {
+                Ok((socket, peer)) => self.hand_over(entrance, socket, canonical(peer)),
+                Err(error) => {
+                    warn!(listener = entrance.name(), %error, "listener broke");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Gives the connection to the least busy worker, where it lives and dies.
+    fn hand_over(self: &Arc<Self>, entrance: Entrance, socket: TcpStream, peer: SocketAddr) {
+        let place = self.shared.workers.place(self.home);
+        let proxy = Arc::clone(self);
+        if place.worker == self.home {
+            self.tasks
+                .spawn(async move { proxy.connection(entrance, socket, peer, place).await });
+            return;
+        }
+        let socket = match socket.into_std() {
+            Ok(socket) => socket,
+            Err(error) => return debug!(%peer, %error, "connection can't be handed over"),
+        };
+        let worker = place.worker;
+        let connection = async move {
+            match TcpStream::from_std(socket) {
+                Ok(socket) => proxy.connection(entrance, socket, peer, place).await,
+                Err(error) => debug!(%peer, %error, "connection can't be handed over"),
+            }
+        };
+        self.shared
+            .workers
+            .spawn(worker, self.tasks.track_future(connection));
+    }
+
+    async fn connection(
+        self: Arc<Self>,
+        entrance: Entrance,
+        socket: TcpStream,
+        peer: SocketAddr,
+        place: Place,
+    ) {
+        let _counted = self.shared.recorder.socket(entrance.reporter());
+        let cut = self.cut.clone();
+        let worker = place.worker;
+        let served = async {
+            match entrance {
+                Entrance::Outbound => outbound::serve(self, worker, socket, peer).await,
+                Entrance::Hbone => inbound::serve(self, worker, socket, peer).await,
+                Entrance::Plaintext => passthrough::serve(self, worker, socket, peer).await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = cut.cancelled() => {}
+            () = served => {}
+        }
+    }
+
+    /// Tunnels from this pod; each worker has its own, so that a tunnel never leaves it.
+    pub fn pool(&self, worker: WorkerId) -> &hbone::Pool {
+        self.pools[worker.index()].get_or_init(|| {
+            let certificates: Arc<dyn CertificateSource> =
+                Arc::new(self.shared.certificates.clone());
+            hbone::Pool::new(self.shared.settings.hbone.clone(), certificates)
+        })
+    }
+
+    pub fn drain_signal(&self) -> DrainSignal {
+        self.drain.subscribe()
+    }
+
+    /// Keeps a drain waiting for as long as it is held.
+    pub fn hold(&self) -> TaskTrackerToken {
+        self.tasks.token()
+    }
+
+    /// The workload that this pod is, as the mesh knows it now.
+    pub fn workload(&self) -> Option<Arc<Workload>> {
+        self.workload_in(&self.shared.mesh.read())
+    }
+
+    fn workload_in(&self, store: &mesh::Store) -> Option<Arc<Workload>> {
+        let info = &self.info;
+        store
+            .local_workload(&info.namespace, &info.service_account, &info.name)
+            .cloned()
+    }
+
+    /// The workload that this pod is, provided that `address` is its own: a namespace handed over under the wrong name
+    /// must not speak with another pod's identity.
+    pub async fn workload_at(&self, address: IpAddr) -> Result<Arc<Workload>, Failure> {
+        let own = |store: &mesh::Store| {
+            self.workload_in(store)
+                .filter(|workload| workload.addresses.contains(&address))
+        };
+        match self.shared.mesh.wait_for(WORKLOAD_PATIENCE, own).await {
+            Some(workload) => Ok(workload),
+            None if self.workload().is_some() => Err(Failure::ForeignAddress {
+                address,
+                pod: self.info.clone(),
+            }),
+            None => Err(Failure::UnknownWorkload(self.info.clone())),
+        }
+    }
+
+    /// The workload that this pod is, waited for a while.
+    pub async fn known_workload(&self) -> Result<Arc<Workload>, Failure> {
+        let found = self
+            .shared
+            .mesh
+            .wait_for(WORKLOAD_PATIENCE, |store| self.workload_in(store))
+            .await;
+        found.ok_or_else(|| Failure::UnknownWorkload(self.info.clone()))
+    }
+
+    /// Connects from inside the pod, as itself or, where given, under another address.
+    pub async fn connect(&self, to: SocketAddr, source: Option<IpAddr>) -> io::Result<TcpStream> {
+        let family = capture::socket::domain_of(to.ip());
+        let mark = Some(self.shared.settings.inpod.mark);
+        let socket = capture::socket::tcp_socket(&self.netns, family, mark, source)?;
+        set_timeouts(&socket, &self.shared.settings.tcp);
+        let stream = tokio::net::TcpSocket::from_std_stream(socket.into())
+            .connect(to)
+            .await?;
+        Ok(stream)
+    }
+
+    /// As [`Self::connect`], bounded in time.
+    pub async fn connect_in_time(
+        &self,
+        to: SocketAddr,
+        source: Option<IpAddr>,
+    ) -> Result<TcpStream, Failure> {
+        match timeout(CONNECT_TIMEOUT, self.connect(to, source)).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(error)) => Err(Failure::Connect { to, error }),
+            Err(_) => Err(Failure::ConnectTimeout {
+                to,
+                limit: CONNECT_TIMEOUT,
+            }),
+        }
+    }
+
+    /// Connects to the application, which sees the client's own address where the pod's sockets may use it.
+    pub async fn connect_keeping_source(
+        &self,
+        to: SocketAddr,
+        client: IpAddr,
+    ) -> Result<TcpStream, Failure> {
+        self.connect_in_time(to, self.kept_source(client, to.ip()))
+            .await
+    }
+
+    fn kept_source(&self, source: IpAddr, destination: IpAddr) -> Option<IpAddr> {
+        let possible = self.transparent == TransparentState::On
+            && source != destination
+            && source.is_ipv4() == destination.is_ipv4()
+            && !source.is_loopback();
+        possible.then_some(source)
+    }
+
+    /// A connection that ended before its route or its other end was known.
+    pub fn refuse_early(
+        &self,
+        reporter: Reporter,
+        src: SocketAddr,
+        dst: SocketAddr,
+        failure: &Failure,
+    ) {
+        let own = self
+            .workload()
+            .map(|workload| End::of(&workload))
+            .unwrap_or_else(|| End {
+                pod: self.info.name.clone(),
+                namespace: self.info.namespace.clone(),
+                ..End::default()
+            });
+        let (source, destination) = match reporter {
+            Reporter::Source => (own, End::default()),
+            Reporter::Destination => (End::default(), own),
+        };
+        let labels = Labels {
+            reporter,
+            source,
+            destination,
+            service: None,
+            security: Security::Unknown,
+        };
+        self.shared
+            .recorder
+            .refuse_early(&labels, src, dst, failure);
+    }
+
+    fn stop_accepting(&self) {
+        self.drain.start();
+        self.tasks.close();
+    }
+
+    fn cut_open(&self) {
+        self.cut.cancel();
+        for pool in self.pools.iter().filter_map(OnceLock::get) {
+            pool.abort();
+        }
+    }
+}
+
+fn listen_options(inpod: &InPod) -> ListenOptions {
+    ListenOptions {
+        mark: Some(inpod.mark),
+        transparent: match inpod.original_source {
+            OriginalSource::Never => Transparent::Off,
+            OriginalSource::WherePossible => Transparent::BestEffort,
+            OriginalSource::Required => Transparent::Required,
+        },
+        reuse_port: inpod.port_reuse == PortReuse::Shared,
+        v6: inpod.ipv6 == Ipv6::Enabled,
+    }
+}
+
+/// Best effort: a connection without them is better than none.
+pub fn set_timeouts(socket: &impl std::os::fd::AsFd, tcp: &Tcp) {
+    if let Some(keepalive) = tcp.keepalive {
+        let keepalive = capture::socket::Keepalive {
+            idle: keepalive.idle,
+            interval: keepalive.interval,
+            probes: keepalive.retries,
+        };
+        let _ = capture::socket::set_keepalive(socket, keepalive);
+    }
+    if let Some(limit) = tcp.user_timeout {
+        let _ = capture::socket::set_user_timeout(socket, limit);
+    }
+}
+
+/// Closes with RST, so that the client sees a failure and not an empty answer.
+pub fn reset(socket: TcpStream) {
+    let _ = SockRef::from(&socket).set_linger(Some(Duration::ZERO));
+}
+
+pub fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}

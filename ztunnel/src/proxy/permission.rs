@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Whether a connection may reach this pod: asked when it opens, and again whenever the answer may have changed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mesh::{Decision, DenyReason};
+use tokio::time::{Instant, sleep_until};
+use tracing::{debug, info};
+
+use super::PodProxy;
+use crate::config::DecisionLog;
+use crate::connections::{InboundFacts, Verdict};
+use crate::failure::Failure;
+
+/// How long a connection waits for a policy that its destination names; then it is denied.
+const POLICY_PATIENCE: Duration = Duration::from_secs(5);
+
+impl PodProxy {
+    /// Waits a while for policies that the workload names and that have not arrived, then denies.
+    pub async fn authorize(&self, facts: &InboundFacts) -> Result<Arc<str>, Failure> {
+        let mut changes = self.shared.mesh.authorization_changes();
+        let deadline = Instant::now() + POLICY_PATIENCE;
+        loop {
+            changes.borrow_and_update();
+            let decision = self.decide(facts);
+            if matches!(
+                decision,
+                Decision::Deny {
+                    reason: DenyReason::Missing { .. }
+                }
+            ) && Instant::now() < deadline
+            {
+                tokio::select! {
+                    _ = changes.changed() => {}
+                    () = sleep_until(deadline) => {}
+                }
+                continue;
+            }
+            self.log_decision(facts, &decision);
+            return match decision {
+                Decision::Allow { .. } => Ok(words(&decision)),
+                Decision::Deny { .. } => Err(Failure::Denied(words(&decision))),
+            };
+        }
+    }
+
+    fn decide(&self, facts: &InboundFacts) -> Decision {
+        let policies = {
+            let store = self.shared.mesh.read();
+            match self.workload_in(&store) {
+                Some(workload) => store.policies_for(&workload),
+                // Known a moment ago, removed since: what it allowed is not known any more.
+                None => {
+                    let policy = format!("(all policies of {})", self.info).into();
+                    return Decision::Deny {
+                        reason: DenyReason::Missing { policy },
+                    };
+                }
+            }
+        };
+        let connection = facts.connection();
+        for said in policies.dry_run(&connection) {
+            info!(src = %facts.source_ip, dst = %facts.destination, "{said}");
+        }
+        mesh::authorize(&policies, &connection)
+    }
+
+    fn log_decision(&self, facts: &InboundFacts, decision: &Decision) {
+        let identity = facts.identity.as_ref().map(spiffe::SpiffeId::as_str);
+        let (src, dst, words) = (facts.source_ip, facts.destination, words(decision));
+        match self.shared.settings.decisions {
+            DecisionLog::Info => info!(%src, %dst, identity, decision = &*words, "policy decision"),
+            DecisionLog::Debug => {
+                debug!(%src, %dst, identity, decision = &*words, "policy decision")
+            }
+        }
+    }
+
+    /// Decides again on everything that is open. Returns when to do so next without any further change.
+    pub(super) fn decide_again(&self) -> Option<Instant> {
+        if self.connections.count() == 0 {
+            *self.policy_missing_since.lock() = None;
+            return None;
+        }
+        let policies = {
+            let store = self.shared.mesh.read();
+            // A workload that the control plane withdrew for a moment keeps what it has; new connections are refused.
+            let workload = self.workload_in(&store)?;
+            store.policies_for(&workload)
+        };
+        let patient_until = {
+            let mut since = self.policy_missing_since.lock();
+            if policies.missing.is_empty() {
+                *since = None;
+            } else {
+                since.get_or_insert_with(Instant::now);
+            }
+            since.map(|since| since + POLICY_PATIENCE)
+        };
+        let now = Instant::now();
+        let stopped = self.connections.decide_again(|facts| {
+            let decision = mesh::authorize(&policies, &facts.connection());
+            let waiting = patient_until.is_some_and(|until| now < until);
+            match &decision {
+                Decision::Deny {
+                    reason: DenyReason::Missing { .. },
+                } if waiting => Verdict::Keep(words(&decision)),
+                Decision::Deny { .. } => Verdict::Stop(words(&decision)),
+                Decision::Allow { .. } => Verdict::Keep(words(&decision)),
+            }
+        });
+        if stopped > 0 {
+            info!(pod = %self.info, stopped, "connections ended by a change of policy");
+        }
+        patient_until.filter(|until| now < *until)
+    }
+}
+
+fn words(decision: &Decision) -> Arc<str> {
+    match decision {
+        Decision::Allow { rule: None } => "allowed: no ALLOW policy applies".into(),
+        Decision::Allow { rule: Some(rule) } => format!("allowed by policy {rule}").into(),
+        Decision::Deny { reason } => reason.to_string().into(),
+    }
+}

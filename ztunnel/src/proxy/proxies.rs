@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+//! All pods of the node that are served: starting and stopping them, following policy for them, draining them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use capture::Netns;
+use ops::metrics::Metrics;
+use parking_lot::Mutex;
+use tokio::time::{sleep_until, timeout};
+use tracing::{info, warn};
+
+use super::{PodProxy, Shared, StartError};
+use crate::connections::ConnectionsView;
+use crate::pods::{Pod, PodInfo, PodUid};
+
+/// All pods that are served.
+pub struct Proxies {
+    shared: Arc<Shared>,
+    running: Mutex<BTreeMap<PodUid, Arc<PodProxy>>>,
+    pending: Mutex<Vec<(PodUid, PodInfo)>>,
+    started: metrics::Counter,
+    stopped: metrics::Counter,
+}
+
+impl Proxies {
+    pub fn new(shared: Arc<Shared>, metrics: &Metrics) -> Self {
+        Self {
+            shared,
+            running: Mutex::default(),
+            pending: Mutex::default(),
+            started: metrics.counter("workload_manager_proxies_started_total", &[]),
+            stopped: metrics.counter("workload_manager_proxies_stopped_total", &[]),
+        }
+    }
+
+    /// Once this returns, the pod's listeners take connections.
+    pub fn start(&self, pod: &Pod<Netns>) -> Result<(), StartError> {
+        let proxy = PodProxy::start(pod, &self.shared)?;
+        info!(uid = %pod.uid, pod = %pod.info, netns = %pod.netns.id(), transparent = ?proxy.transparent, "proxy started");
+        self.started.increment(1);
+        let replaced = self.running.lock().insert(pod.uid.clone(), proxy);
+        if let Some(replaced) = replaced {
+            self.end(&replaced);
+        }
+        Ok(())
+    }
+
+    /// Closes the pod's listeners and cuts its connections: its network is about to vanish.
+    pub fn stop(&self, uid: &PodUid) {
+        let removed = self.running.lock().remove(uid);
+        if let Some(proxy) = removed {
+            self.end(&proxy);
+        }
+    }
+
+    fn end(&self, proxy: &PodProxy) {
+        proxy.stop_accepting();
+        proxy.cut_open();
+        self.stopped.increment(1);
+        info!(uid = %proxy.uid, pod = %proxy.info, "proxy stopped");
+    }
+
+    pub fn set_pending(&self, pending: Vec<(PodUid, PodInfo)>) {
+        *self.pending.lock() = pending;
+    }
+
+    /// What is served, each with its open connections; and what waits to be.
+    pub fn view(&self) -> Vec<(PodUid, PodInfo, Option<ConnectionsView>)> {
+        let running: Vec<_> = self.running.lock().values().cloned().collect();
+        let running = running.into_iter().map(|pod| {
+            (
+                pod.uid.clone(),
+                pod.info.clone(),
+                Some(pod.connections.view()),
+            )
+        });
+        let pending = self
+            .pending
+            .lock()
+            .clone()
+            .into_iter()
+            .map(|(uid, info)| (uid, info, None));
+        running.chain(pending).collect()
+    }
+
+    /// Ends what a change of policy or of a workload forbids, for as long as the process lives.
+    pub async fn follow_policy(&self) {
+        let mut changes = self.shared.mesh.authorization_changes();
+        loop {
+            changes.borrow_and_update();
+            let pods: Vec<_> = self.running.lock().values().cloned().collect();
+            let again = pods.iter().filter_map(|pod| pod.decide_again()).min();
+            let patience = async {
+                match again {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                changed = changes.changed() => if changed.is_err() { return },
+                () = patience => {}
+            }
+        }
+    }
+
+    /// Accepts nothing more, lets what is open end by itself until the limit, then cuts it.
+    pub async fn drain(&self, limit: Duration) {
+        let pods: Vec<_> = self.running.lock().values().cloned().collect();
+        for pod in &pods {
+            pod.stop_accepting();
+        }
+        let all_ended = async {
+            for pod in &pods {
+                pod.tasks.wait().await;
+            }
+        };
+        if timeout(limit, all_ended).await.is_err() {
+            let open: usize = pods.iter().map(|pod| pod.connections.count()).sum();
+            warn!(open, ?limit, "drain deadline reached, cutting what is open");
+        }
+        self.cut_all().await;
+    }
+
+    /// Cuts everything; returns once the records are closed.
+    pub async fn cut_all(&self) {
+        const LAST_MOMENT: Duration = Duration::from_secs(1);
+        let pods: Vec<_> = self.running.lock().values().cloned().collect();
+        for pod in &pods {
+            pod.stop_accepting();
+            pod.cut_open();
+        }
+        let all_closed = async {
+            for pod in &pods {
+                pod.tasks.wait().await;
+            }
+        };
+        let _ = timeout(LAST_MOMENT, all_closed).await;
+    }
+}

@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One record per connection, closed exactly once → access log line and `istio_tcp_*` metrics.
+//!
+//! In: who speaks to whom, the bytes as they pass, and how it ended. Out: log lines with Istio's field names, counters
+//! with Istio's labels, and the latest refusals for whoever asks why. Counters are looked up once per connection and
+//! per label set; a byte costs two atomic additions.
+//!
+//! Directions: Istio's metrics call what the client sends `received`, for both reporters. The access log speaks from
+//! the pod's view: what the pod sends is `bytes_sent`.
+
+mod labels;
+mod refusals;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hbone::{Count, Meter};
+use metrics::{Counter, Gauge};
+use ops::metrics::Metrics;
+use parking_lot::Mutex;
+
+pub use self::labels::{End, Labels, Reporter, Security, ServiceName};
+pub use self::refusals::{RefusalEntry, Refusals};
+use crate::failure::{Failure, Flag};
+use crate::workers::WorkerId;
+
+/// Label sets whose counters stay at hand on each worker.
+const CACHED_LABEL_SETS: usize = 4096;
+
+const FAMILIES: &[(&str, &str)] = &[
+    (
+        "istio_tcp_connections_opened_total",
+        "The total number of TCP connections opened",
+    ),
+    (
+        "istio_tcp_connections_closed_total",
+        "The total number of TCP connections closed",
+    ),
+    (
+        "istio_tcp_received_bytes_total",
+        "The total number of bytes received from clients",
+    ),
+    (
+        "istio_tcp_sent_bytes_total",
+        "The total number of bytes sent to clients",
+    ),
+    (
+        "istio_tcp_connections_failed_total",
+        "The total number of TCP connections that failed (unstable)",
+    ),
+    (
+        "istio_tcp_sockets_open",
+        "The number of accepted sockets open now (unstable)",
+    ),
+];
+
+/// The counters of one label set.
+struct Counters {
+    opened: Counter,
+    closed: Counter,
+    received: Arc<dyn Count>,
+    sent: Arc<dyn Count>,
+}
+
+type CountersByLabels = HashMap<Arc<Labels>, Arc<Counters>>;
+
+pub struct Recorder {
+    metrics: Metrics,
+    /// One per worker.
+    cached: Box<[Mutex<CountersByLabels>]>,
+    refusals: Refusals,
+    sockets: [Gauge; 2],
+}
+
+/// What is known of a connection once its route is.
+pub struct Opening {
+    pub labels: Labels,
+    pub source: SocketAddr,
+    /// The next hop on outbound; the address that the client reached on inbound.
+    pub destination: SocketAddr,
+    /// The CONNECT authority, where there is one.
+    pub authority: Option<Arc<str>>,
+}
+
+/// A byte counter as the relay feeds it.
+struct Total(Counter);
+
+impl Count for Total {
+    fn add(&self, bytes: u64) {
+        self.0.increment(bytes);
+    }
+}
+
+/// An open connection's record. Dropping it without a result closes it as drained.
+pub struct Record {
+    recorder: Arc<Recorder>,
+    opening: Opening,
+    labels: Arc<Labels>,
+    counters: Arc<Counters>,
+    meter: Arc<Meter>,
+    opened_at: Instant,
+    closed: Closed,
+}
+
+#[derive(PartialEq, Eq)]
+enum Closed {
+    No,
+    Yes,
+}
+
+/// An accepted socket that is counted as open until this is dropped.
+pub struct SocketCount(Gauge);
+
+impl Drop for SocketCount {
+    fn drop(&mut self) {
+        self.0.decrement(1.0);
+    }
+}
+
+impl Recorder {
+    pub fn new(metrics: Metrics, workers: usize) -> Arc<Self> {
+        for (name, help) in FAMILIES {
+            metrics.describe(name, help);
+        }
+        let sockets = |reporter: Reporter| {
+            metrics.gauge("istio_tcp_sockets_open", &[("reporter", reporter.as_str())])
+        };
+        Arc::new(Self {
+            sockets: [sockets(Reporter::Source), sockets(Reporter::Destination)],
+            cached: (0..workers).map(|_| Mutex::default()).collect(),
+            refusals: Refusals::new(),
+            metrics,
+        })
+    }
+
+    pub fn refusals(&self) -> &Refusals {
+        &self.refusals
+    }
+
+    pub fn socket(&self, reporter: Reporter) -> SocketCount {
+        let gauge = match reporter {
+            Reporter::Source => &self.sockets[0],
+            Reporter::Destination => &self.sockets[1],
+        };
+        gauge.increment(1.0);
+        SocketCount(gauge.clone())
+    }
+
+    pub fn open(self: &Arc<Self>, worker: WorkerId, opening: Opening) -> Record {
+        let (labels, counters) = self.counters(worker, &opening.labels);
+        counters.opened.increment(1);
+        let (from_client, to_client) = (Arc::clone(&counters.received), Arc::clone(&counters.sent));
+        let meter = match labels.reporter {
+            Reporter::Source => Meter::with_counters(from_client, to_client),
+            Reporter::Destination => Meter::with_counters(to_client, from_client),
+        };
+        let record = Record {
+            recorder: Arc::clone(self),
+            meter: Arc::new(meter),
+            labels,
+            counters,
+            opening,
+            opened_at: Instant::now(),
+            closed: Closed::No,
+        };
+        record.log_opened();
+        record
+    }
+
+    /// A connection that ended before anything could be said about its other end.
+    pub fn refuse_early(
+        &self,
+        labels: &Labels,
+        source: SocketAddr,
+        destination: SocketAddr,
+        failure: &Failure,
+    ) {
+        let flag = failure.flag();
+        self.failed(labels, flag).increment(1);
+        let error = failure.to_string();
+        tracing::event!(
+            target: "access",
+            tracing::Level::WARN,
+            {
+                src.addr = %source,
+                dst.addr = %destination,
+                direction = labels.reporter.direction(),
+                error = error.as_str(),
+            },
+            "connection failed"
+        );
+        self.refusals
+            .push(labels.reporter, source, destination, flag, error);
+    }
+
+    fn failed(&self, labels: &Labels, flag: Flag) -> Counter {
+        labels.with_flag(flag, |labels| {
+            self.metrics
+                .counter("istio_tcp_connections_failed_total", labels)
+        })
+    }
+
+    fn counters(&self, worker: WorkerId, labels: &Labels) -> (Arc<Labels>, Arc<Counters>) {
+        let mut cached = self.cached[worker.index()].lock();
+        if let Some((labels, counters)) = cached.get_key_value(labels) {
+            return (Arc::clone(labels), Arc::clone(counters));
+        }
+        if cached.len() >= CACHED_LABEL_SETS {
+            // What no open connection counts into may be looked up again; if all are in use, this one stays uncached.
+            cached.retain(|_, counters| Arc::strong_count(counters) > 1);
+        }
+        let counters = Arc::new(labels.with_flag(Flag::None, |labels| {
+            Counters {
+                opened: self
+                    .metrics
+                    .counter("istio_tcp_connections_opened_total", labels),
+                closed: self
+                    .metrics
+                    .counter("istio_tcp_connections_closed_total", labels),
+                received: Arc::new(Total(
+                    self.metrics
+                        .counter("istio_tcp_received_bytes_total", labels),
+                )),
+                sent: Arc::new(Total(
+                    self.metrics.counter("istio_tcp_sent_bytes_total", labels),
+                )),
+            }
+        }));
+        let labels = Arc::new(labels.clone());
+        if cached.len() < CACHED_LABEL_SETS {
+            cached.insert(Arc::clone(&labels), Arc::clone(&counters));
+        }
+        (labels, counters)
+    }
+}
+
+impl Record {
+    /// For the relay whose near socket is the pod's own: the client on outbound, the application on inbound.
+    pub fn meter(&self) -> &Arc<Meter> {
+        &self.meter
+    }
+
+    pub fn close(mut self, result: Result<(), Failure>) {
+        self.finish(&result);
+    }
+
+    fn finish(&mut self, result: &Result<(), Failure>) {
+        if std::mem::replace(&mut self.closed, Closed::Yes) == Closed::Yes {
+            return;
+        }
+        let flag = result.as_ref().err().map_or(Flag::None, Failure::flag);
+        let recorder = &self.recorder;
+        if flag == Flag::None {
+            self.counters.closed.increment(1);
+        } else {
+            let closed = |labels: &[(&str, &str)]| {
+                recorder
+                    .metrics
+                    .counter("istio_tcp_connections_closed_total", labels)
+            };
+            self.labels.with_flag(flag, closed).increment(1);
+            recorder.failed(&self.labels, flag).increment(1);
+        }
+        if let Err(failure) = result
+            && flag != Flag::None
+        {
+            let (source, destination) = (self.opening.source, self.opening.destination);
+            recorder.refusals.push(
+                self.labels.reporter,
+                source,
+                destination,
+                flag,
+                failure.to_string(),
+            );
+        }
+        self.log_complete(result.as_ref().err());
+    }
+
+    fn log_opened(&self) {
+        self.log(None, Logged::Opened);
+    }
+
+    fn log_complete(&self, failure: Option<&Failure>) {
+        self.log(failure, Logged::Complete);
+    }
+
+    fn log(&self, failure: Option<&Failure>, logged: Logged) {
+        let ends = LogEnds::of(&self.labels, &self.opening);
+        // A level is part of a log line's static description, so there is one per level.
+        macro_rules! line {
+            ($level:expr, $message:literal $(, $name:ident = $value:expr)*) => {
+                tracing::event!(
+                    target: "access",
+                    $level,
+                    {
+                        src.addr = %self.opening.source,
+                        src.workload = ends.source_workload,
+                        src.namespace = ends.source_namespace,
+                        src.identity = ends.source_identity,
+                        src.cluster = ends.source_cluster,
+                        dst.addr = %self.opening.destination,
+                        dst.hbone_addr = ends.authority.map(tracing::field::display),
+                        dst.service = ends.service,
+                        dst.workload = ends.destination_workload,
+                        dst.namespace = ends.destination_namespace,
+                        dst.identity = ends.destination_identity,
+                        dst.cluster = ends.destination_cluster,
+                        direction = self.labels.reporter.direction(),
+                        $($name = $value,)*
+                    },
+                    $message
+                )
+            };
+        }
+        if logged == Logged::Opened {
+            return line!(tracing::Level::DEBUG, "connection opened");
+        }
+        let (sent, received) = (self.meter.sent(), self.meter.received());
+        let duration = format!("{}ms", self.opened_at.elapsed().as_millis());
+        let error = failure.map(Failure::to_string);
+        macro_rules! complete {
+            ($level:expr) => {
+                line!(
+                    $level,
+                    "connection complete",
+                    bytes_sent = sent,
+                    bytes_recv = received,
+                    duration = duration.as_str(),
+                    error = error.as_deref()
+                )
+            };
+        }
+        match failure {
+            None => complete!(tracing::Level::INFO),
+            Some(_) => complete!(tracing::Level::ERROR),
+        }
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Logged {
+    Opened,
+    Complete,
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        self.finish(&Err(Failure::Drained));
+    }
+}
+
+/// The fields of a log line; what is not known is left out.
+struct LogEnds<'a> {
+    source_workload: Option<&'a str>,
+    source_namespace: Option<&'a str>,
+    source_identity: Option<&'a str>,
+    source_cluster: Option<&'a str>,
+    authority: Option<&'a str>,
+    service: Option<&'a str>,
+    destination_workload: Option<&'a str>,
+    destination_namespace: Option<&'a str>,
+    destination_identity: Option<&'a str>,
+    destination_cluster: Option<&'a str>,
+}
+
+impl<'a> LogEnds<'a> {
+    fn of(labels: &'a Labels, opening: &'a Opening) -> Self {
+        fn known(text: &str) -> Option<&str> {
+            Some(text).filter(|text| !text.is_empty())
+        }
+        let identity = |end: &'a End| match labels.security {
+            Security::MutualTls => end.principal.as_ref().map(spiffe::SpiffeId::as_str),
+            Security::Unknown => None,
+        };
+        Self {
+            source_workload: labels.source.log_name(),
+            source_namespace: known(&labels.source.namespace),
+            source_identity: identity(&labels.source),
+            source_cluster: known(&labels.source.cluster),
+            authority: opening.authority.as_deref(),
+            service: labels
+                .service
+                .as_ref()
+                .and_then(|service| known(&service.hostname)),
+            destination_workload: labels.destination.log_name(),
+            destination_namespace: known(&labels.destination.namespace),
+            destination_identity: identity(&labels.destination),
+            destination_cluster: known(&labels.destination.cluster),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,459 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where a connection goes: the decisions of outbound and inbound, as functions of the mesh and the connection.
+//!
+//! In: what the mesh holds at this moment, who connects from where to where, randomness. Out: a value that says what to
+//! do, or a refusal that says why not. Nothing here connects, waits or logs.
+//!
+//! ```text
+//!  original destination
+//!    ├─ this pod's own proxy port ─────────────► Refused
+//!    ├─ service with a waypoint ───────────────► Waypoint      authority: the original destination
+//!    ├─ service, or address of a workload
+//!    │    ├─ workload addressed, has a waypoint► Waypoint      unless the source is that waypoint
+//!    │    ├─ endpoint speaks HBONE ────────────► Hbone         authority: the endpoint and its own port
+//!    │    ├─ endpoint speaks TCP ──────────────► Direct
+//!    │    └─ no endpoint ──────────────────────► Refused
+//!    └─ anything else ─────────────────────────► Passthrough
+//! ```
+
+mod inbound;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use hbone::wire::Authority;
+use mesh::balance::{self, Address, PortRule, Upstream};
+use mesh::service::Mode;
+use mesh::workload::TunnelProtocol;
+use mesh::{
+    Found, GatewayAddress, GatewayDestination, NamespacedHostname, NoEndpoint, Service, Store,
+    Workload,
+};
+use rand::Rng;
+use spiffe::SpiffeId;
+
+pub use inbound::{
+    InboundRefusal, NextHop, accept_destination, candidate_services, destination_service, next_hop,
+};
+
+/// Ports of the proxy itself: a connection to them inside the pod would come back to us.
+const OWN_PORTS: [u16; 3] = [
+    capture::contract::OUTBOUND_PORT,
+    capture::contract::INBOUND_PLAINTEXT_PORT,
+    capture::contract::INBOUND_HBONE_PORT,
+];
+
+/// A connection that a pod opens.
+#[derive(Debug, Clone, Copy)]
+pub struct Outbound<'a> {
+    /// The workload that opens it.
+    pub source: &'a Workload,
+    /// The address it opens it from.
+    pub source_ip: IpAddr,
+    /// Where it wants to go.
+    pub destination: SocketAddr,
+    /// The network that this proxy serves.
+    pub network: &'a str,
+}
+
+/// What to do with a connection that a pod opens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Route {
+    /// The destination is none of the mesh's business: plain TCP to where the pod wanted to go.
+    Passthrough {
+        /// The original destination.
+        destination: SocketAddr,
+    },
+    /// The destination is known and speaks plain TCP.
+    Direct {
+        /// The endpoint.
+        destination: SocketAddr,
+        /// Who is there.
+        workload: Arc<Workload>,
+        /// The service that was meant.
+        service: Option<Arc<Service>>,
+    },
+    /// A tunnel to the destination.
+    Hbone {
+        /// Where the tunnel ends.
+        tunnel: SocketAddr,
+        /// What to ask for there.
+        authority: Authority,
+        /// Who may answer.
+        expected: Arc<[SpiffeId]>,
+        /// Who is there.
+        workload: Arc<Workload>,
+        /// The service that was meant.
+        service: Option<Arc<Service>>,
+    },
+    /// A tunnel to the waypoint of the destination.
+    Waypoint {
+        /// Where the tunnel ends.
+        tunnel: SocketAddr,
+        /// What to ask for there: the original destination.
+        authority: Authority,
+        /// Who may answer.
+        expected: Arc<[SpiffeId]>,
+        /// The waypoint.
+        waypoint: Arc<Workload>,
+        /// The service that was meant.
+        service: Option<Arc<Service>>,
+    },
+    /// The connection must not be opened.
+    Refused {
+        /// Why.
+        reason: Refusal,
+        /// The service that was meant.
+        service: Option<Arc<Service>>,
+    },
+}
+
+/// Why a connection must not be opened. There is never a way around: what should have been protected by a tunnel or
+/// judged by a waypoint does not go without.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// It would come back to this proxy.
+    #[error("{0} is a port of this pod's own proxy")]
+    Loop(SocketAddr),
+    /// The service has no endpoint for it.
+    #[error("service {service} cannot take the connection: {reason}")]
+    NoEndpoint {
+        /// The service.
+        service: NamespacedHostname,
+        /// What left no endpoint.
+        reason: NoEndpoint,
+    },
+    /// A waypoint is named that is not known.
+    #[error("waypoint {0} is unknown")]
+    UnknownWaypoint(GatewayDestination),
+    /// A waypoint is known and nothing serves there.
+    #[error("waypoint {waypoint} cannot take the connection: {reason}")]
+    NoWaypointEndpoint {
+        /// The waypoint.
+        waypoint: GatewayDestination,
+        /// What left no endpoint.
+        reason: NoEndpoint,
+    },
+    /// There is no address to connect to.
+    #[error("workload {0} has no address that the service's address families permit")]
+    NoAddress(Arc<str>),
+    /// The destination is on another network and nothing leads there.
+    #[error("workload {workload} is on network {network:?} and names no gateway to it")]
+    NoGateway {
+        /// Who is there.
+        workload: Arc<str>,
+        /// Where that is.
+        network: Arc<str>,
+    },
+    /// It takes something that this version does not do.
+    #[error("{subject} needs {feature}, which is not supported yet")]
+    Unsupported {
+        /// What needs it.
+        subject: String,
+        /// What it is.
+        feature: Feature,
+    },
+}
+
+/// What this version does not do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Feature {
+    /// Tunnels through the gateway of another network.
+    OtherNetworks,
+    /// Waypoints drawn by weight.
+    WeightedWaypoints,
+    /// Endpoints that have a host name instead of an address.
+    HostnameEndpoints,
+    /// PROXY protocol towards the application.
+    ProxyProtocol,
+}
+
+impl std::fmt::Display for Feature {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::OtherNetworks => "a tunnel through another network's gateway (double HBONE)",
+            Self::WeightedWaypoints => "weighted waypoints",
+            Self::HostnameEndpoints => "an endpoint that is resolved by DNS",
+            Self::ProxyProtocol => "an application tunnel with PROXY protocol",
+        })
+    }
+}
+
+/// Whether this is a port of the proxy itself, to which nothing may be forwarded inside a pod.
+pub fn is_own_port(port: u16) -> bool {
+    OWN_PORTS.contains(&port)
+}
+
+/// Whether a connection to this destination would come back to the proxy of the pod that these addresses belong to.
+pub fn is_loop(destination: SocketAddr, pod: &[IpAddr]) -> bool {
+    let ip = destination.ip();
+    is_own_port(destination.port())
+        && (ip.is_loopback() || ip.is_unspecified() || pod.contains(&ip))
+}
+
+/// Decides where a connection goes.
+pub fn route(store: &Store, connection: Outbound<'_>, rng: &mut impl Rng) -> Route {
+    let connection = Outbound {
+        source_ip: connection.source_ip.to_canonical(),
+        destination: canonical(connection.destination),
+        ..connection
+    };
+    let meant = service_meant(store, &connection);
+    let decided = decide(store, &connection, meant.as_ref(), rng);
+    decided.unwrap_or_else(|reason| Route::Refused {
+        reason,
+        service: meant,
+    })
+}
+
+/// The service that the connection is addressed to. An address that is a workload's as well does not count, so that
+/// such a connection takes no service's waypoint.
+fn service_meant(store: &Store, connection: &Outbound<'_>) -> Option<Arc<Service>> {
+    let client = Some(&*connection.source.namespace);
+    match store.find(connection.network, connection.destination.ip(), client)? {
+        Found::Service(service) => Some(service),
+        Found::Workload(_) => None,
+    }
+}
+
+fn decide(
+    store: &Store,
+    connection: &Outbound<'_>,
+    meant: Option<&Arc<Service>>,
+    rng: &mut impl Rng,
+) -> Result<Route, Refusal> {
+    let source = connection.source;
+    let own = [connection.source_ip];
+    if is_loop(connection.destination, &own) || is_loop(connection.destination, &source.addresses) {
+        return Err(Refusal::Loop(connection.destination));
+    }
+    if let Some(service) = meant {
+        if service.has_weighted_waypoint() {
+            return Err(Refusal::Unsupported {
+                subject: format!("service {}", service.key()),
+                feature: Feature::WeightedWaypoints,
+            });
+        }
+        if let Some(waypoint) = &service.waypoint {
+            return through_waypoint(store, connection, waypoint, meant.cloned(), rng);
+        }
+    }
+    let Some(upstream) = upstream(store, connection, rng)? else {
+        return Ok(Route::Passthrough {
+            destination: connection.destination,
+        });
+    };
+    refuse_other_network(&upstream.workload, source)?;
+    // A connection to a service never takes the waypoint of one of its endpoints.
+    if meant.is_none()
+        && let Some(waypoint) = &upstream.workload.waypoint
+        && !is_waypoint(store, waypoint, connection)
+    {
+        return through_waypoint(store, connection, waypoint, upstream.service, rng);
+    }
+    to_workload(connection, upstream, meant)
+}
+
+/// Who serves the original destination; nobody that we know of where it is not the mesh's.
+fn upstream(
+    store: &Store,
+    connection: &Outbound<'_>,
+    rng: &mut impl Rng,
+) -> Result<Option<Upstream>, Refusal> {
+    let source = connection.source;
+    let (ip, port) = (connection.destination.ip(), connection.destination.port());
+    let client = Some(&*source.namespace);
+    // Here a service comes before a workload of the same address: a service is what a client means by a name.
+    if let Some(service) = store.service_by_vip(&source.network, ip, client) {
+        if service.load_balancer.mode == Mode::Passthrough {
+            return Ok(None);
+        }
+        return balance::pick(store, service, source, port, PortRule::Defined, rng)
+            .map(Some)
+            .map_err(|reason| Refusal::NoEndpoint {
+                service: service.key(),
+                reason,
+            });
+    }
+    let workload = store.workload_by_ip(&source.network, ip);
+    Ok(workload.map(|workload| Upstream {
+        workload: workload.clone(),
+        port,
+        service: None,
+    }))
+}
+
+fn to_workload(
+    connection: &Outbound<'_>,
+    upstream: Upstream,
+    meant: Option<&Arc<Service>>,
+) -> Result<Route, Refusal> {
+    let Upstream {
+        workload,
+        port,
+        service,
+    } = upstream;
+    let service = service.or_else(|| meant.cloned());
+    let ip = address(&workload, service.as_deref(), connection.destination.ip())?;
+    let destination = SocketAddr::new(ip, port);
+    Ok(match workload.protocol {
+        TunnelProtocol::None => Route::Direct {
+            destination,
+            workload,
+            service,
+        },
+        TunnelProtocol::Hbone => Route::Hbone {
+            tunnel: SocketAddr::new(ip, capture::contract::INBOUND_HBONE_PORT),
+            authority: destination.into(),
+            expected: identities(&workload, service.as_deref()),
+            workload,
+            service,
+        },
+    })
+}
+
+fn through_waypoint(
+    store: &Store,
+    connection: &Outbound<'_>,
+    reference: &GatewayAddress,
+    service: Option<Arc<Service>>,
+    rng: &mut impl Rng,
+) -> Result<Route, Refusal> {
+    let source = connection.source;
+    let hop = resolve(store, reference, source, rng)?;
+    refuse_other_network(&hop.workload, source)?;
+    // A waypoint named by its host is reached in the family of the original destination, if it has an address there.
+    let family = match &reference.destination {
+        GatewayDestination::Hostname(_) => connection.destination.ip(),
+        GatewayDestination::Address(address) => address.address,
+    };
+    let ip = address(&hop.workload, hop.service.as_deref(), family)?;
+    Ok(Route::Waypoint {
+        tunnel: SocketAddr::new(ip, hop.port),
+        authority: connection.destination.into(),
+        expected: identities(&hop.workload, hop.service.as_deref()),
+        waypoint: hop.workload,
+        service,
+    })
+}
+
+/// Finds an endpoint of a waypoint.
+fn resolve(
+    store: &Store,
+    reference: &GatewayAddress,
+    source: &Workload,
+    rng: &mut impl Rng,
+) -> Result<Upstream, Refusal> {
+    let port = reference.hbone_mtls_port;
+    match referenced(store, &reference.destination, Some(&source.namespace)) {
+        None => Err(Refusal::UnknownWaypoint(reference.destination.clone())),
+        Some(Found::Workload(workload)) => Ok(Upstream {
+            workload,
+            port,
+            service: None,
+        }),
+        Some(Found::Service(service)) => {
+            let rule = PortRule::DefinedOrTunnelled;
+            balance::pick(store, &service, source, port, rule, rng).map_err(|reason| {
+                Refusal::NoWaypointEndpoint {
+                    waypoint: reference.destination.clone(),
+                    reason,
+                }
+            })
+        }
+    }
+}
+
+/// What a reference to a waypoint stands for: a service, or else a workload.
+fn referenced(
+    store: &Store,
+    destination: &GatewayDestination,
+    client_namespace: Option<&str>,
+) -> Option<Found> {
+    let (service, workload) = match destination {
+        GatewayDestination::Address(at) => (
+            store.service_by_vip(&at.network, at.address, client_namespace),
+            store.workload_by_ip(&at.network, at.address),
+        ),
+        GatewayDestination::Hostname(host) => (
+            store.service(&host.namespace, &host.hostname),
+            store.workload_by_hostname(&host.namespace, &host.hostname),
+        ),
+    };
+    match (service, workload) {
+        (Some(service), _) => Some(Found::Service(service.clone())),
+        (None, workload) => workload.cloned().map(Found::Workload),
+    }
+}
+
+/// Whether the source is itself the waypoint that a reference stands for.
+fn is_waypoint(store: &Store, reference: &GatewayAddress, connection: &Outbound<'_>) -> bool {
+    let source = connection.source;
+    let client = Some(&*source.namespace);
+    match referenced(store, &reference.destination, client) {
+        None => false,
+        Some(Found::Service(service)) => {
+            backs(source, &service) && source.addresses.contains(&connection.source_ip)
+        }
+        Some(Found::Workload(workload)) => {
+            workload.identity == source.identity
+                && workload.addresses.contains(&connection.source_ip)
+        }
+    }
+}
+
+fn backs(workload: &Workload, service: &Service) -> bool {
+    workload
+        .ports_for(&service.namespace, &service.hostname)
+        .is_some()
+}
+
+fn refuse_other_network(workload: &Workload, source: &Workload) -> Result<(), Refusal> {
+    if workload.network == source.network {
+        return Ok(());
+    }
+    if workload.network_gateway.is_none() {
+        return Err(Refusal::NoGateway {
+            workload: workload.uid.clone(),
+            network: workload.network.clone(),
+        });
+    }
+    Err(Refusal::Unsupported {
+        subject: format!(
+            "workload {} on network {:?}",
+            workload.uid, workload.network
+        ),
+        feature: Feature::OtherNetworks,
+    })
+}
+
+fn address(
+    workload: &Workload,
+    service: Option<&Service>,
+    original: IpAddr,
+) -> Result<IpAddr, Refusal> {
+    match balance::choose_address(workload, service, original) {
+        Address::Ip(ip) => Ok(ip),
+        Address::Hostname(host) => Err(Refusal::Unsupported {
+            subject: format!("workload {} ({host})", workload.uid),
+            feature: Feature::HostnameEndpoints,
+        }),
+        Address::Unreachable => Err(Refusal::NoAddress(workload.uid.clone())),
+    }
+}
+
+/// Who may answer for a workload.
+fn identities(workload: &Workload, service: Option<&Service>) -> Arc<[SpiffeId]> {
+    let others = service.map_or(&[][..], |service| &service.subject_alt_names);
+    let own = std::iter::once(&workload.identity);
+    own.chain(others.iter().filter(|other| **other != workload.identity))
+        .cloned()
+        .collect()
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+#[cfg(test)]
+mod tests;

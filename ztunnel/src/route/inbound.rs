@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Decisions about connections that arrive at a pod: is this destination ours, where does it go, which service was it.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use hbone::wire::Authority;
+use http::StatusCode;
+use mesh::workload::ApplicationProtocol;
+use mesh::{Found, GatewayAddress, Service, Store, Workload, balance};
+
+use super::{Feature, backs, is_own_port, referenced};
+
+/// Why a tunnelled connection is not served.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InboundRefusal {
+    /// It is meant for somebody else.
+    #[error("{authority} is neither this workload's address ({reached}) nor behind its waypoint")]
+    NotOurs {
+        /// What was asked for.
+        authority: SocketAddr,
+        /// Where the tunnel ended.
+        reached: IpAddr,
+    },
+    /// No service of this name is visible to this workload.
+    #[error("no service {0:?} is known here")]
+    UnknownHost(String),
+    /// The service does not have the port.
+    #[error("service {host:?} has no port {port} here")]
+    NoPort {
+        /// The service's name.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+    /// It would come back to this proxy.
+    #[error("port {0} is a port of this pod's own proxy")]
+    Loop(u16),
+    /// It takes something that this version does not do.
+    #[error("the workload needs {0}, which is not supported yet")]
+    Unsupported(Feature),
+}
+
+impl InboundRefusal {
+    /// The answer to the peer.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::NotOurs { .. } => StatusCode::BAD_REQUEST,
+            Self::UnknownHost(_) | Self::NoPort { .. } | Self::Loop(_) | Self::Unsupported(_) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+        }
+    }
+}
+
+/// Checks that what a peer asks for is served here: by the address that the tunnel reached, as a waypoint of the
+/// destination, or by an application that tunnels itself.
+///
+/// # Errors
+/// Says that it is not ours.
+pub fn accept_destination(
+    store: &Store,
+    local: &Workload,
+    reached: IpAddr,
+    network: &str,
+    authority: &Authority,
+) -> Result<(), InboundRefusal> {
+    let Authority::Addr(asked) = authority else {
+        return Ok(());
+    };
+    let (reached, ip) = (reached.to_canonical(), asked.ip().to_canonical());
+    if ip == reached || local.application_tunnel.is_some() {
+        return Ok(());
+    }
+    let waypoint = match store.find(network, ip, None) {
+        Some(Found::Service(service)) => service.waypoint.clone(),
+        Some(Found::Workload(workload)) => workload.waypoint.clone(),
+        None => None,
+    };
+    if waypoint.is_some_and(|waypoint| leads_here(store, &waypoint, local, reached)) {
+        return Ok(());
+    }
+    Err(InboundRefusal::NotOurs {
+        authority: *asked,
+        reached,
+    })
+}
+
+fn leads_here(store: &Store, waypoint: &GatewayAddress, local: &Workload, reached: IpAddr) -> bool {
+    match referenced(store, &waypoint.destination, None) {
+        Some(Found::Service(service)) => backs(local, &service),
+        Some(Found::Workload(workload)) => workload.addresses.contains(&reached),
+        None => false,
+    }
+}
+
+/// Where a tunnelled connection goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NextHop {
+    /// The application.
+    pub destination: SocketAddr,
+    /// The services that it may have been meant for.
+    pub services: Vec<Arc<Service>>,
+}
+
+/// Decides where an accepted connection goes.
+///
+/// # Errors
+/// Says why it cannot go anywhere.
+pub fn next_hop(
+    store: &Store,
+    local: &Workload,
+    reached: IpAddr,
+    authority: &Authority,
+) -> Result<NextHop, InboundRefusal> {
+    let (port, services) = match authority {
+        Authority::Addr(asked) => (asked.port(), candidate_services(store, local)),
+        Authority::Host(host, port) => {
+            let service = store
+                .service_by_host(host, Some(&local.namespace))
+                .ok_or_else(|| InboundRefusal::UnknownHost(host.clone()))?;
+            let target = balance::target_port(service, local, *port, balance::PortRule::Defined);
+            let target = target.ok_or_else(|| InboundRefusal::NoPort {
+                host: host.clone(),
+                port: *port,
+            })?;
+            (target, vec![service.clone()])
+        }
+    };
+    if is_own_port(port) {
+        return Err(InboundRefusal::Loop(port));
+    }
+    let port = match local.application_tunnel {
+        Some(tunnel) if tunnel.protocol == ApplicationProtocol::Proxy => {
+            return Err(InboundRefusal::Unsupported(Feature::ProxyProtocol));
+        }
+        Some(tunnel) => tunnel.port.unwrap_or(port),
+        None => port,
+    };
+    Ok(NextHop {
+        destination: SocketAddr::new(reached.to_canonical(), port),
+        services,
+    })
+}
+
+/// The known services that a workload backs.
+pub fn candidate_services(store: &Store, local: &Workload) -> Vec<Arc<Service>> {
+    let names = local.services.iter().map(|membership| &membership.service);
+    names
+        .filter_map(|name| store.service(&name.namespace, &name.hostname))
+        .cloned()
+        .collect()
+}
+
+/// The service that a connection was meant for, as far as can be told: the one that the peer names, if it is one of
+/// the candidates, else the first that has the port.
+pub fn destination_service(
+    candidates: &[Arc<Service>],
+    local: &Workload,
+    port: u16,
+    named: Option<&str>,
+) -> Option<Arc<Service>> {
+    let by_name =
+        named.and_then(|host| candidates.iter().find(|service| *service.hostname == *host));
+    let has_port = |service: &&Arc<Service>| {
+        let own = local.ports_for(&service.namespace, &service.hostname);
+        let mut targets = service
+            .ports
+            .iter()
+            .chain(own.into_iter().flat_map(|own| own.iter()));
+        targets.any(|(_, target)| target == port)
+    };
+    by_name
+        .or_else(|| candidates.iter().find(has_port))
+        .cloned()
+}

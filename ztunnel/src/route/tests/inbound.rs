@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+
+use super::*;
+use mesh::workload::{ApplicationProtocol, ApplicationTunnel};
+
+fn authority(text: &str) -> Authority {
+    text.parse().unwrap()
+}
+
+/// Whether a pod that was reached by a tunnel to this address takes an authority.
+fn accepts(mesh: &Mesh, local: &Workload, asked: &str) -> bool {
+    let reached = local.addresses[0];
+    let accepted = accept_destination(&mesh.0, local, reached, "", &authority(asked));
+    if let Err(refusal) = &accepted {
+        assert_eq!(refusal.status(), 400);
+    }
+    accepted.is_ok()
+}
+
+#[test]
+fn a_pod_accepts_its_own_address_and_no_other() {
+    let mesh = Mesh::of([server()]).with(cart());
+    assert!(accepts(&mesh, &server(), "10.0.0.2:8080"));
+    assert!(!accepts(&mesh, &server(), "10.0.0.1:8080"));
+    assert!(!accepts(&mesh, &server(), "10.96.0.2:80"));
+    assert!(!accepts(&mesh, &server(), "192.0.2.1:80"));
+}
+
+#[test]
+fn a_host_name_is_for_the_next_hop_to_judge() {
+    assert!(accepts(
+        &Mesh::of([]),
+        &server(),
+        "cart.shop.svc.cluster.local:80"
+    ));
+}
+
+#[test]
+fn a_waypoint_accepts_what_is_attached_to_it() {
+    for reference in [
+        at_host(WAYPOINT),
+        at_address("10.96.0.8"),
+        at_address("10.0.0.8"),
+    ] {
+        let attached_pod = Workload {
+            waypoint: reference.clone(),
+            ..server()
+        };
+        let attached_service = Service {
+            waypoint: reference,
+            ..cart()
+        };
+        let other = pod("other", &["10.0.0.3"]);
+        let mesh = Mesh::of([attached_pod, other])
+            .with(attached_service)
+            .with_waypoint();
+        assert!(accepts(&mesh, &waypoint(), "10.0.0.2:8080"));
+        assert!(accepts(&mesh, &waypoint(), "10.96.0.2:80"));
+        assert!(!accepts(&mesh, &waypoint(), "10.0.0.3:8080"));
+        assert!(
+            !accepts(&mesh, &client(), "10.96.0.2:80"),
+            "another pod is no waypoint"
+        );
+    }
+}
+
+#[test]
+fn an_application_that_tunnels_itself_accepts_anything() {
+    let application_tunnel = Some(ApplicationTunnel {
+        protocol: ApplicationProtocol::None,
+        port: None,
+    });
+    let local = Workload {
+        application_tunnel,
+        ..server()
+    };
+    assert!(accepts(&Mesh::of([]), &local, "192.0.2.1:80"));
+}
+
+/// The next hop of a connection to the server, as text.
+#[track_caller]
+fn check_hop(local: &Workload, asked: &str, expected: &str) {
+    let mesh = Mesh::of([local.clone()]).with(cart());
+    let hop = next_hop(&mesh.0, local, ip("10.0.0.2"), &authority(asked));
+    let line = match hop {
+        Ok(hop) => {
+            let services: Vec<_> = hop
+                .services
+                .iter()
+                .map(|s| s.hostname.to_string())
+                .collect();
+            format!("{} {}", hop.destination, services.join(","))
+        }
+        Err(refusal) => {
+            assert_eq!(refusal.status(), 503);
+            refusal.to_string()
+        }
+    };
+    assert_eq!(line, expected);
+}
+
+#[test]
+fn the_next_hop_is_the_pod_on_the_port_asked_for() {
+    check_hop(
+        &server(),
+        "10.0.0.2:9000",
+        "10.0.0.2:9000 cart.shop.svc.cluster.local",
+    );
+    check_hop(&client(), "10.0.0.2:9000", "10.0.0.2:9000 ");
+}
+
+#[test]
+fn a_host_name_is_resolved_to_the_pods_own_port() {
+    check_hop(
+        &server(),
+        "cart.shop.svc.cluster.local:80",
+        "10.0.0.2:8080 cart.shop.svc.cluster.local",
+    );
+    check_hop(
+        &server(),
+        "cart.shop.svc.cluster.local:81",
+        "service \"cart.shop.svc.cluster.local\" has no port 81 here",
+    );
+    check_hop(
+        &server(),
+        "unknown.example.com:80",
+        "no service \"unknown.example.com\" is known here",
+    );
+}
+
+#[test]
+fn the_proxys_own_ports_are_no_next_hop() {
+    for port in [15001, 15006, 15008] {
+        let expected = format!("port {port} is a port of this pod's own proxy");
+        check_hop(&server(), &format!("10.0.0.2:{port}"), &expected);
+    }
+}
+
+#[test]
+fn an_application_tunnel_moves_the_port_and_proxy_protocol_is_refused() {
+    let tunnelled = |protocol| Workload {
+        application_tunnel: Some(ApplicationTunnel {
+            protocol,
+            port: Some(15088),
+        }),
+        ..server()
+    };
+    let moved = "10.0.0.2:15088 cart.shop.svc.cluster.local";
+    check_hop(&tunnelled(ApplicationProtocol::None), "10.0.0.2:80", moved);
+    check_hop(
+        &tunnelled(ApplicationProtocol::Proxy),
+        "10.0.0.2:80",
+        "the workload needs an application tunnel with PROXY protocol, which is not supported yet",
+    );
+}
+
+#[test]
+fn the_service_meant_is_the_one_named_or_the_first_with_the_port() {
+    let pay = service(
+        "pay.shop.svc.cluster.local",
+        "10.96.0.3",
+        &[(80, 0), (443, 8443)],
+    );
+    let local = backing(server(), "pay.shop.svc.cluster.local", &[(80, 9090)]);
+    let mesh = Mesh::of([local.clone()]).with(cart()).with(pay);
+    let candidates = candidate_services(&mesh.0, &local);
+    assert_eq!(candidates.len(), 2);
+    let meant = |port, named| {
+        let service = destination_service(&candidates, &local, port, named)?;
+        Some(service.hostname.split('.').next()?.to_owned())
+    };
+    assert_eq!(meant(8080, None).as_deref(), Some("cart"));
+    assert_eq!(
+        meant(9090, None).as_deref(),
+        Some("pay"),
+        "by the endpoint's own port map"
+    );
+    assert_eq!(meant(8443, None).as_deref(), Some("pay"));
+    assert_eq!(meant(1, None), None);
+    assert_eq!(
+        meant(8080, Some("pay.shop.svc.cluster.local")).as_deref(),
+        Some("pay")
+    );
+    assert_eq!(
+        meant(8080, Some("foreign.example.com")).as_deref(),
+        Some("cart")
+    );
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Brings the control plane's pushes into the mesh state, and certificates along with it.
+//!
+//! In: decoded delta responses, one type each. Out: an updated store, rejections that name resource and field,
+//! certificates fetched ahead for identities that appeared on this node and dropped for those that left it.
+
+use std::sync::Arc;
+
+use identity::Certificates;
+use mesh::{AddressBatch, Changes, PolicyBatch, Update};
+use proto::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL};
+use tracing::{debug, warn};
+use xds::{Handler, Rejection, Resource};
+
+use crate::mesh_state::MeshState;
+
+/// Workloads and services.
+pub struct Addresses {
+    pub mesh: Arc<MeshState>,
+    pub certificates: Certificates,
+}
+
+/// Policies.
+pub struct Authorizations {
+    pub mesh: Arc<MeshState>,
+}
+
+impl Handler for Addresses {
+    fn type_url(&self) -> &'static str {
+        ADDRESS_TYPE_URL
+    }
+
+    fn apply(&mut self, resources: Vec<Resource>, removed: Vec<String>) -> Vec<Rejection> {
+        debug!(
+            updated = resources.len(),
+            removed = removed.len(),
+            "addresses received"
+        );
+        let (batch, rejections) = AddressBatch::decode(updates(&resources), removed);
+        let changes = self.mesh.update(|store| store.apply_addresses(batch));
+        follow_identities(&self.certificates, changes);
+        rejected(rejections)
+    }
+}
+
+impl Handler for Authorizations {
+    fn type_url(&self) -> &'static str {
+        AUTHORIZATION_TYPE_URL
+    }
+
+    fn apply(&mut self, resources: Vec<Resource>, removed: Vec<String>) -> Vec<Rejection> {
+        debug!(
+            updated = resources.len(),
+            removed = removed.len(),
+            "policies received"
+        );
+        let (batch, rejections) = PolicyBatch::decode(updates(&resources), removed);
+        self.mesh.update(|store| store.apply_policies(batch));
+        rejected(rejections)
+    }
+}
+
+/// Certificates are there before the first connection asks, and gone once nobody here may use them.
+pub fn follow_identities(certificates: &Certificates, changes: Changes) {
+    for identity in changes.identities_added {
+        certificates.prefetch(identity);
+    }
+    for identity in &changes.identities_removed {
+        certificates.forget(identity);
+    }
+}
+
+fn updates(resources: &[Resource]) -> impl Iterator<Item = Update<'_>> {
+    resources.iter().map(|resource| Update {
+        name: &resource.name,
+        body: &resource.body,
+    })
+}
+
+fn rejected(rejections: Vec<mesh::Rejection>) -> Vec<Rejection> {
+    let rejected = |rejection: mesh::Rejection| {
+        warn!(
+            resource = rejection.name,
+            reason = rejection.reason,
+            "resource of the control plane rejected"
+        );
+        Rejection {
+            name: rejection.name,
+            reason: rejection.reason,
+        }
+    };
+    rejections.into_iter().map(rejected).collect()
+}

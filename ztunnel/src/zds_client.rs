@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Learns of this node's pods from the node agent and acknowledges what was done for them.
+//!
+//! In: packets of the agent's socket, each a message with at most one network namespace beside it. Out: proxies started
+//! and stopped, one acknowledgement per message, readiness. What is to run is decided by [`crate::pods`]; whatever comes
+//! over the socket, the worst that happens is that the connection is dropped and made anew. Running proxies never depend
+//! on it.
+
+mod message;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use capture::Netns;
+use capture::seqpacket::SeqPacket;
+use ops::health::ReadyHandle;
+use ops::metrics::Metrics;
+use ops::shutdown::DrainSignal;
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::{debug, info, warn};
+
+use self::message::{Message, MessageError, decode, encode_ack, encode_hello};
+use crate::pods::{Action, Pod, PodUid, Pods, ProtocolError};
+use crate::proxy::Proxies;
+
+/// Far more than the longest names make up; longer packets are cut off and refused.
+const MAX_MESSAGE: usize = 4096;
+/// How long pods whose start failed wait for the next attempt.
+const RETRY_PERIOD: Duration = Duration::from_secs(5);
+const FIRST_DELAY: Duration = Duration::from_millis(10);
+const LONGEST_DELAY: Duration = Duration::from_secs(15);
+
+pub struct ZdsClient {
+    socket: PathBuf,
+    pods: Pods<Netns>,
+    proxies: Arc<Proxies>,
+    ready: ReadyHandle,
+    drain: DrainSignal,
+    active: metrics::Gauge,
+    pending: metrics::Gauge,
+    retry_at: Option<Instant>,
+}
+
+/// Why a connection to the agent ended.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error("this process is draining")]
+    Draining,
+    #[error("the agent closed it")]
+    Closed,
+    #[error("socket error: {0}")]
+    Io(#[from] std::io::Error),
+    #[error("message can't be read: {0}")]
+    Unreadable(#[from] MessageError),
+    #[error("protocol error: {0}")]
+    Protocol(#[from] ProtocolError),
+}
+
+/// What goes back to the agent.
+enum Answer {
+    Done,
+    /// This message could not be carried out; the connection goes on.
+    Failed(String),
+    /// The connection can't be trusted any further.
+    Broken(Ended),
+}
+
+impl ZdsClient {
+    pub fn new(
+        socket: PathBuf,
+        proxies: Arc<Proxies>,
+        ready: ReadyHandle,
+        drain: DrainSignal,
+        metrics: &Metrics,
+    ) -> Self {
+        Self {
+            socket,
+            pods: Pods::new(),
+            proxies,
+            ready,
+            drain,
+            active: metrics.gauge("workload_manager_active_proxy_count", &[]),
+            pending: metrics.gauge("workload_manager_pending_proxy_count", &[]),
+            retry_at: None,
+        }
+    }
+
+    /// Follows the agent until this process drains.
+    pub async fn run(mut self) {
+        let mut delay = FIRST_DELAY;
+        loop {
+            let connected_at = Instant::now();
+            let ended = match SeqPacket::connect(&self.socket) {
+                Ok(channel) => {
+                    info!(socket = %self.socket.display(), "connected to the node agent");
+                    self.serve(&channel).await
+                }
+                Err(error) => Ended::Io(error),
+            };
+            self.pods.disconnected();
+            self.ready.not_ready();
+            if matches!(ended, Ended::Draining) {
+                return;
+            }
+            // A connection that lasted shows that the agent is well; one that broke at once must not be made in a loop.
+            if connected_at.elapsed() > LONGEST_DELAY {
+                delay = FIRST_DELAY;
+            }
+            warn!(socket = %self.socket.display(), reason = %ended, retry_in = ?delay, "not connected to the node agent");
+            tokio::select! {
+                () = self.drain.requested() => return,
+                () = sleep(delay) => {}
+            }
+            delay = (delay * 2).min(LONGEST_DELAY);
+        }
+    }
+
+    async fn serve(&mut self, channel: &SeqPacket) -> Ended {
+        self.pods.connected();
+        self.retry_at = None;
+        self.report();
+        if let Err(error) = channel.send(&encode_hello(), None).await {
+            return error.into();
+        }
+        loop {
+            let retry_at = self.retry_at;
+            let packet = tokio::select! {
+                biased;
+                () = self.drain.requested() => return Ended::Draining,
+                () = async { match retry_at { Some(at) => sleep_until(at).await, None => std::future::pending().await } } => {
+                    self.retry();
+                    continue;
+                }
+                packet = channel.recv(MAX_MESSAGE) => packet,
+            };
+            let packet = match packet {
+                Ok(packet) if packet.is_end() => return Ended::Closed,
+                Ok(packet) => packet,
+                Err(error) => return error.into(),
+            };
+            let answer = match decode(packet) {
+                Ok(message) => self.handle(message),
+                Err(error) if error.is_about_one_pod() => Answer::Failed(error.to_string()),
+                Err(error) => Answer::Broken(error.into()),
+            };
+            self.report();
+            let (text, broken) = match answer {
+                Answer::Done => (String::new(), None),
+                Answer::Failed(text) => {
+                    warn!(error = text, "request of the node agent failed");
+                    (text, None)
+                }
+                Answer::Broken(ended) => (ended.to_string(), Some(ended)),
+            };
+            if let Err(error) = channel.send(&encode_ack(&text), None).await {
+                return broken.unwrap_or_else(|| error.into());
+            }
+            if let Some(ended) = broken {
+                return ended;
+            }
+        }
+    }
+
+    fn handle(&mut self, message: Message) -> Answer {
+        match message {
+            Message::Add(pod) => {
+                debug!(uid = %pod.uid, pod = %pod.info, netns = %pod.netns.id(), "pod added");
+                let uid = pod.uid.clone();
+                match self.pods.add(pod) {
+                    Ok(actions) => self.carry_out(actions, Some(&uid)),
+                    Err(refusal) => {
+                        self.arm_retry();
+                        Answer::Failed(format!("pod {uid}: {refusal}"))
+                    }
+                }
+            }
+            Message::Keep(uid) => match self.pods.keep(uid) {
+                Ok(()) => Answer::Done,
+                Err(error) => Answer::Broken(error.into()),
+            },
+            Message::Delete(uid) => {
+                debug!(%uid, "pod deleted");
+                let actions = self.pods.delete(&uid);
+                self.carry_out(actions, None)
+            }
+            Message::SnapshotSent => match self.pods.snapshot_sent() {
+                Ok(actions) => {
+                    let answer = self.carry_out(actions, None);
+                    info!(
+                        running = self.pods.running_count(),
+                        pending = self.pods.pending_count(),
+                        "snapshot of this node's pods received"
+                    );
+                    answer
+                }
+                Err(error) => Answer::Broken(error.into()),
+            },
+        }
+    }
+
+    /// Failed starts stay pending; only the start of `asked` decides the answer.
+    fn carry_out(&mut self, actions: Vec<Action<Netns>>, asked: Option<&PodUid>) -> Answer {
+        let mut answer = Answer::Done;
+        for action in actions {
+            match action {
+                Action::Stop(uid) => self.proxies.stop(&uid),
+                Action::Start(pod) => {
+                    if let Err(text) = self.start(pod.clone())
+                        && asked == Some(&pod.uid)
+                    {
+                        answer = Answer::Failed(text);
+                    }
+                }
+            }
+        }
+        answer
+    }
+
+    fn start(&mut self, pod: Pod<Netns>) -> Result<(), String> {
+        match self.proxies.start(&pod) {
+            Ok(()) => {
+                self.pods.started(pod);
+                Ok(())
+            }
+            Err(error) => {
+                let text = format!("pod {} ({}): {error}", pod.uid, pod.info);
+                self.pods.failed(pod);
+                self.arm_retry();
+                Err(text)
+            }
+        }
+    }
+
+    fn retry(&mut self) {
+        self.retry_at = None;
+        let actions = self.pods.retry();
+        self.carry_out(actions, None);
+        self.arm_retry();
+        self.report();
+    }
+
+    fn arm_retry(&mut self) {
+        if self.pods.pending_count() == 0 {
+            self.retry_at = None;
+        } else if self.retry_at.is_none() {
+            self.retry_at = Some(Instant::now() + RETRY_PERIOD);
+        }
+    }
+
+    fn report(&self) {
+        self.active.set(self.pods.running_count() as f64);
+        self.pending.set(self.pods.pending_count() as f64);
+        self.proxies.set_pending(
+            self.pods
+                .pending()
+                .map(|pod| (pod.uid.clone(), pod.info.clone()))
+                .collect(),
+        );
+        if self.pods.is_ready() {
+            self.ready.ready();
+        } else {
+            self.ready.not_ready();
+        }
+    }
+}
