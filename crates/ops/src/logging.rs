@@ -15,7 +15,7 @@ use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber, span};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
@@ -303,26 +303,59 @@ impl EventLine<'_> {
         line
     }
 
+    /// Written by hand, since the order of the keys is part of the format and a map would sort them.
     fn json(&self) -> String {
-        let mut object = Map::new();
-        object.insert("level".into(), level_name(self.level).into());
-        object.insert("time".into(), self.time.clone().into());
-        object.insert("scope".into(), self.target.into());
-        object.insert("message".into(), self.fields.message.clone().into());
+        let mut line = String::with_capacity(512);
+        let mut object = JsonObject::open(&mut line);
+        object.put("level", &level_name(self.level).into());
+        object.put("time", &self.time.as_str().into());
+        object.put("scope", &self.target.into());
+        object.put("message", &self.fields.message.as_str().into());
         for (name, value) in &self.fields.values {
-            object.insert((*name).into(), value.clone());
+            object.put(name, value);
         }
         for (name, fields) in &self.spans {
-            let of_span: Map<_, _> = fields
-                .values
-                .iter()
-                .map(|(name, value)| ((*name).to_owned(), value.clone()))
-                .collect();
-            object.insert((*name).into(), Value::Object(of_span));
+            object.put_object(name, &fields.values);
         }
-        let mut line = Value::Object(object).to_string();
+        object.close();
         line.push('\n');
         line
+    }
+}
+
+/// One JSON object being written.
+struct JsonObject<'a> {
+    out: &'a mut String,
+    separator: &'static str,
+}
+
+impl<'a> JsonObject<'a> {
+    fn open(out: &'a mut String) -> Self {
+        out.push('{');
+        Self { out, separator: "" }
+    }
+
+    fn key(&mut self, name: &str) {
+        let _ = write!(self.out, "{}{}:", self.separator, Value::from(name));
+        self.separator = ",";
+    }
+
+    fn put(&mut self, name: &str, value: &Value) {
+        self.key(name);
+        let _ = write!(self.out, "{value}");
+    }
+
+    fn put_object(&mut self, name: &str, values: &[(&'static str, Value)]) {
+        self.key(name);
+        let mut inner = JsonObject::open(self.out);
+        for (name, value) in values {
+            inner.put(name, value);
+        }
+        inner.close();
+    }
+
+    fn close(self) {
+        self.out.push('}');
     }
 }
 
@@ -487,6 +520,11 @@ mod tests {
             let span = tracing::info_span!("proxy", wl = "ns/name");
             span.in_scope(|| tracing::warn!(error = "no \"way\"", "failed"));
         });
+        assert!(
+            got[0].starts_with("{\"level\":\"warn\",\"time\":"),
+            "{}",
+            got[0]
+        );
         let object: Value = serde_json::from_str(&got[0]).unwrap();
         assert_eq!(object["level"], "warn");
         assert_eq!(object["message"], "failed");
