@@ -9,7 +9,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hbone::OpenError;
+use hbone::wire::MalformedRequest;
+use hbone::{OpenError, TunnelError};
 use identity::CertificateError;
 
 use crate::pods::PodInfo;
@@ -37,6 +38,12 @@ pub enum Failure {
     /// The CONNECT request asks for what is not served here.
     #[error("{0}")]
     NotServed(#[from] InboundRefusal),
+    /// It is no CONNECT request at all.
+    #[error("malformed request: {0}")]
+    Malformed(MalformedRequest),
+    /// The client's tunnel is over for it.
+    #[error("the client's tunnel broke the protocol: {0}")]
+    ClientProtocol(TunnelError),
     #[error("cannot connect to {to}: {error}")]
     Connect { to: SocketAddr, error: io::Error },
     #[error("connecting to {to} took longer than {limit:?}")]
@@ -115,7 +122,8 @@ impl Failure {
             Self::Certificate { .. } => Flag::IdentityError,
             Self::LocalTls(_) => Flag::TlsFailure,
             Self::Tunnel(error) => tunnel_flag(error),
-            Self::NotServed(_) => Flag::BadRequest,
+            Self::ClientProtocol(_) => Flag::H2HandshakeFailure,
+            Self::NotServed(_) | Self::Malformed(_) => Flag::BadRequest,
             Self::Drained => Flag::None,
         }
     }

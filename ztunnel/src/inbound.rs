@@ -7,8 +7,8 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use hbone::wire::{ConnectRequest, Forwarded};
-use hbone::{Incoming, ServeError, Server};
+use hbone::wire::{ConnectRequest, Forwarded, MalformedRequest};
+use hbone::{Incoming, ServeError, Server, TunnelFault};
 use http::StatusCode;
 use mesh::{Service, Workload};
 use spiffe::SpiffeId;
@@ -70,6 +70,9 @@ async fn tunnel(
             | ServeError::HandshakeTimeout(_)
             | ServeError::PeerIdentity),
         ) => Err(Failure::ClientHandshake(error.to_string())),
+        Err(ServeError::Tunnel(error)) if error.fault() == TunnelFault::Protocol => {
+            Err(Failure::ClientProtocol(error))
+        }
         Err(ServeError::Tunnel(error)) => {
             // Its streams have told their own ends.
             debug!(%peer, %error, "tunnel broke");
@@ -174,6 +177,12 @@ impl hbone::Handler for Streams {
             }
             Err(error) => record.close(Err(Failure::Copy(error.to_string()))),
         }
+    }
+
+    fn malformed(&self, _: &SpiffeId, error: MalformedRequest) {
+        let failure = Failure::Malformed(error);
+        self.pod
+            .refuse_early(Reporter::Destination, self.peer, self.reached, &failure);
     }
 }
 

@@ -14,11 +14,11 @@ fn main() -> ExitCode {
     // Arguments after the first are there in existing manifests and mean nothing.
     match std::env::args().nth(1).as_deref() {
         None | Some("proxy") => run(),
-        Some("version") => {
+        Some("version" | "--version" | "-V") => {
             println!("ztunnel {}", env!("CARGO_PKG_VERSION"));
             ExitCode::SUCCESS
         }
-        Some("help") => {
+        Some("help" | "--help" | "-h") => {
             print!("{}", help());
             ExitCode::SUCCESS
         }

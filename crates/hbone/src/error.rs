@@ -228,12 +228,40 @@ impl From<h2::Error> for TunnelError {
         } else {
             TunnelFault::Protocol
         };
-        Self::new(fault, error.to_string())
+        match error.get_io() {
+            Some(error) => Self::new(fault, words(error)),
+            None => Self::new(fault, error.to_string()),
+        }
     }
 }
 
 impl From<io::Error> for TunnelError {
     fn from(error: io::Error) -> Self {
-        Self::new(TunnelFault::Connection, error.to_string())
+        Self::new(TunnelFault::Connection, words(&error))
+    }
+}
+
+/// rustls explains a missing close_notify to programmers; here a person reads it.
+fn words(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => "the peer closed the tunnel without notice".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_just_leaves_is_told_in_words_for_a_person() {
+        let rustls =
+            "peer closed connection without sending TLS close_notify: https://docs.rs/rustls";
+        let error = TunnelError::from(io::Error::new(io::ErrorKind::UnexpectedEof, rustls));
+        assert_eq!(error.fault(), TunnelFault::Connection);
+        assert_eq!(
+            error.to_string(),
+            "the peer closed the tunnel without notice"
+        );
     }
 }

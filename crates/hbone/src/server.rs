@@ -35,13 +35,18 @@ use crate::error::{ServeError, TunnelError, TunnelFault};
 use crate::io::TunnelIo;
 use crate::keepalive::Keepalive;
 use crate::stream::{Receive, Stream, Supply, Transmit, TunnelEnd};
-use crate::wire::{self, Baggage, ConnectRequest};
+use crate::wire::{self, Baggage, ConnectRequest, MalformedRequest};
 
 /// Decides what becomes of each stream.
 pub trait Handler: Send + Sync + 'static {
     /// Answers one stream and, if it accepts, carries it to its end. Runs in a task of its own, which is aborted
     /// when the tunnel is cut.
     fn connect(self: Arc<Self>, incoming: Incoming) -> impl Future<Output = ()> + Send;
+
+    /// Hears of a stream that asked for nothing that can be served; it has been answered 400.
+    fn malformed(&self, peer: &SpiffeId, error: MalformedRequest) {
+        tracing::debug!(%peer, %error, "malformed request");
+    }
 }
 
 /// Serves tunnels.
@@ -255,8 +260,8 @@ async fn serve_stream<H: Handler>(
     let request = match connect {
         Ok(request) => request,
         Err(error) => {
-            tracing::debug!(peer = %peer.identity, %error, "malformed request");
             responder.refuse(StatusCode::BAD_REQUEST);
+            handler.malformed(&peer.identity, error);
             return;
         }
     };

@@ -94,8 +94,8 @@ async fn refusals_carry_their_status_and_leave_the_tunnel_alone() {
 }
 
 #[tokio::test]
-async fn malformed_requests_get_400_and_leave_the_tunnel_alone() {
-    let mesh = Mesh::new().await;
+async fn malformed_requests_get_400_are_told_and_leave_the_tunnel_alone() {
+    let mut mesh = Mesh::new().await;
     let certificate = mesh.authority.issue(&id("client"));
     let builder = h2::client::Builder::new();
     let mut send = raw::connect(mesh.server.address, &certificate, &builder).await;
@@ -103,6 +103,11 @@ async fn malformed_requests_get_400_and_leave_the_tunnel_alone() {
     for request in [get, raw::request("no-port"), raw::request("10.0.0.1:0")] {
         let (response, _body) = send.send_request(request, false).unwrap();
         assert_eq!(soon(response).await.unwrap().status(), 400);
+    }
+    for words in ["method is GET", "authority", "authority"] {
+        let (peer, error) = soon(mesh.server.malformed.recv()).await.unwrap();
+        assert_eq!(peer, id("client"));
+        assert!(error.starts_with(words), "{error}");
     }
     let (response, _body) = send
         .send_request(raw::request("reject:401"), false)

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use hbone::wire::{Authority, Baggage, ConnectRequest};
+use hbone::wire::{Authority, Baggage, ConnectRequest, MalformedRequest};
 use hbone::{
     BoxFuture, Config, Dial, Handler, Incoming, Meter, OpenError, Outcome, Pool, PoolKey,
     ServeError, Server, Stop, Stream, TunnelInfo,
@@ -78,6 +78,7 @@ impl Dial for Loopback {
 pub struct Forward {
     pub outcomes: mpsc::UnboundedSender<Outcome>,
     pub seen: mpsc::UnboundedSender<ConnectRequest>,
+    pub malformed: mpsc::UnboundedSender<(SpiffeId, String)>,
     pub stop: Stop,
     pub meter: Arc<Meter>,
 }
@@ -112,6 +113,10 @@ impl Handler for Forward {
             },
         }
     }
+
+    fn malformed(&self, peer: &SpiffeId, error: MalformedRequest) {
+        let _ = self.malformed.send((peer.clone(), error.to_string()));
+    }
 }
 
 /// A mesh of two workloads on one thread.
@@ -135,6 +140,8 @@ pub struct ServerSide {
     pub meter: Arc<Meter>,
     pub outcomes: mpsc::UnboundedReceiver<Outcome>,
     pub seen: mpsc::UnboundedReceiver<ConnectRequest>,
+    /// Who sent requests that no handler gets, and what was wrong with them.
+    pub malformed: mpsc::UnboundedReceiver<(SpiffeId, String)>,
     pub ended: mpsc::UnboundedReceiver<Result<(), ServeError>>,
     pub accepting: JoinHandle<()>,
 }
@@ -219,12 +226,14 @@ impl ServerSide {
         let (drain, draining) = watch::channel(false);
         let (outcomes_in, outcomes) = mpsc::unbounded_channel();
         let (seen_in, seen) = mpsc::unbounded_channel();
+        let (malformed_in, malformed) = mpsc::unbounded_channel();
         let (ended_in, ended) = mpsc::unbounded_channel();
         let stop = Stop::new();
         let meter = Arc::new(Meter::new());
         let handler = Arc::new(Forward {
             outcomes: outcomes_in,
             seen: seen_in,
+            malformed: malformed_in,
             stop: stop.clone(),
             meter: Arc::clone(&meter),
         });
@@ -250,6 +259,7 @@ impl ServerSide {
             meter,
             outcomes,
             seen,
+            malformed,
             ended,
             accepting,
         }
