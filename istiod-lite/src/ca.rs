@@ -63,10 +63,10 @@ impl Default for Lifetimes {
 /// Why there is no authority to start with.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
-    #[error("CA file {path}: {source}", path = path.display())]
+    #[error("CA file {path}: {error}", path = path.display())]
     Io {
         path: PathBuf,
-        source: std::io::Error,
+        error: std::io::Error,
     },
     #[error("CA directory {directory} is incomplete: {missing} is missing", directory = directory.display())]
     Incomplete {

@@ -12,13 +12,15 @@
 mod arrivals;
 mod look;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use capture::Netns;
-use cluster::{Batch, Event, Kind, Object, ObjectKey, Partial, Source, StatusWriter};
+use cluster::{
+    Batch, Event, Kind, Object, ObjectKey, Partial, Problem, Severity, Source, StatusWriter,
+};
 use ops::health::ReadyHandle;
 use ops::shutdown::DrainSignal;
 use tokio::sync::{mpsc, watch};
@@ -69,6 +71,8 @@ struct Agent {
     netns: BTreeMap<String, Netns>,
     members: Option<Members>,
     waiting: Vec<Waiting>,
+    /// What is wrong with the cluster's objects, as far as it has been logged.
+    reported: BTreeSet<Problem>,
     started: Started,
     /// When the state was last asked for steps.
     asked: Instant,
@@ -88,6 +92,7 @@ pub async fn run(parts: Parts, drain: DrainSignal) {
         netns: BTreeMap::new(),
         members: None,
         waiting: Vec::new(),
+        reported: BTreeSet::new(),
         started: Started::No,
         asked: Instant::now(),
     };
@@ -141,10 +146,20 @@ impl Agent {
         }
     }
 
-    fn take_in(&mut self, batch: Batch) {
-        for problem in &batch.problems {
-            warn!(%problem, "cluster");
+    /// Logs each problem once for as long as it lasts.
+    fn report(&mut self, problems: Vec<Problem>) {
+        let serious = problems
+            .into_iter()
+            .filter(|problem| problem.severity != Severity::Info);
+        let problems: BTreeSet<Problem> = serious.collect();
+        for problem in problems.difference(&self.reported) {
+            warn!(%problem, "an object can't be used as it is written");
         }
+        self.reported = problems;
+    }
+
+    fn take_in(&mut self, batch: Batch) {
+        self.report(batch.problems);
         for event in batch.events {
             match event {
                 Event::Applied(Object::Pod(pod)) => {

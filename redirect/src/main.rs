@@ -94,6 +94,9 @@ async fn run(config: Config) -> anyhow::Result<()> {
         families: config.host.families,
     };
     let (host_netns, on_exit) = (host.netns.clone(), config.on_exit);
+    // Before the node is touched: an agent with a mistaken directory leaves nothing behind.
+    let source = Directory::open(&config.manifests)?;
+    let status = StatusWriter::new(&config.manifests, "redirect")?;
     prepare_host(&host).await?;
 
     std::fs::create_dir_all(&config.run_dir)
@@ -121,8 +124,8 @@ async fn run(config: Config) -> anyhow::Result<()> {
         .with_context(|| format!("plugin socket {}", plugin_socket.display()))?;
     let parts = Parts {
         node: config.node,
-        source: Directory::open(&config.manifests)?,
-        status: StatusWriter::new(&config.manifests, "redirect")?,
+        source,
+        status,
         memory,
         state,
         host,

@@ -78,10 +78,19 @@ impl Lab {
     }
 
     fn start_agent(&mut self) {
+        self.agent = Some(self.spawn_agent(&self.manifests()));
+        let ready = || {
+            self.http("/readyz")
+                .is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
+        };
+        self.until("the agent is ready", ready);
+    }
+
+    fn spawn_agent(&self, manifests: &Path) -> Child {
         let mut command = Command::new(env!("CARGO_BIN_EXE_redirect"));
         command
             .env_clear()
-            .arg(format!("--source=dir:{}", self.manifests().display()))
+            .arg(format!("--source=dir:{}", manifests.display()))
             .args([
                 "--node-name=a",
                 "--health=127.0.0.1:8000",
@@ -95,21 +104,18 @@ impl Lab {
             ))
             .stdout(std::fs::File::create(self.folder.path().join("agent.log")).unwrap());
         let spawn = move || command.process_group(0).spawn();
-        let child = self
-            .pair
+        self.pair
             .node
             .spawn_thread_in("agent", spawn)
             .unwrap()
             .join()
             .unwrap()
             .unwrap()
-            .unwrap();
-        self.agent = Some(child);
-        let ready = || {
-            self.http("/readyz")
-                .is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
-        };
-        self.until("the agent is ready", ready);
+            .unwrap()
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("agent.log")).unwrap()
     }
 
     fn kill_agent(&mut self) {
@@ -190,8 +196,7 @@ impl Lab {
         let deadline = Instant::now() + Duration::from_secs(10);
         while !condition() {
             if Instant::now() > deadline {
-                let log = std::fs::read_to_string(self.folder.path().join("agent.log")).unwrap();
-                panic!("{what}: not within 10 s\n{log}");
+                panic!("{what}: not within 10 s\n{}", self.log());
             }
             std::thread::park_timeout(Duration::from_millis(10));
         }
@@ -452,6 +457,47 @@ fn drift_is_repaired_and_counted() {
         metrics.contains("redirect_drift_repaired_total{where=\"pod\"} 1"),
         "{metrics}"
     );
+}
+
+#[test]
+fn an_agent_without_a_cluster_leaves_the_node_untouched_and_says_why_once() {
+    let mut lab = Lab::new();
+    lab.kill_agent();
+    let tables = || {
+        let inspected = lab.pair.node.enter(|| nftables::inspect(&[], &[NAT_TABLE]));
+        inspected.unwrap().unwrap().len()
+    };
+    assert_eq!(tables(), 1, "what a living agent leaves to the next one");
+    lab.pair
+        .node
+        .enter(|| nftables::remove(&[NAT_TABLE]))
+        .unwrap()
+        .unwrap();
+    let mut agent = lab.spawn_agent(Path::new("/not/there"));
+    assert!(!agent.wait().unwrap().success());
+    assert_eq!(tables(), 0);
+    let log = lab.log();
+    assert_eq!(log.matches("No such file or directory").count(), 1, "{log}");
+}
+
+#[test]
+fn what_is_wrong_with_the_cluster_is_logged_once_for_as_long_as_it_lasts() {
+    let lab = Lab::new();
+    let logged = |file: &str| {
+        lab.log()
+            .matches(&format!("{file}:1: not valid YAML"))
+            .count()
+    };
+    for file in ["first.yaml", "second.yaml", "third.yaml"] {
+        lab.apply(file, "{");
+        lab.until("logged", || logged(file) == 1);
+    }
+    assert_eq!(logged("first.yaml"), 1);
+    std::fs::remove_file(lab.manifests().join("first.yaml")).unwrap();
+    lab.apply("fourth.yaml", "{");
+    lab.until("logged", || logged("fourth.yaml") == 1);
+    lab.apply("first.yaml", "{");
+    lab.until("logged again", || logged("first.yaml") == 2);
 }
 
 #[test]

@@ -30,9 +30,9 @@ pub struct Batch {
 /// Why a source could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("manifest directory {path}: {source}")]
+    #[error("manifest directory {path}")]
     Directory { path: PathBuf, source: io::Error },
-    #[error("manifest directory {path}: watching for changes: {source}")]
+    #[error("manifest directory {path}: watching for changes")]
     Watch { path: PathBuf, source: io::Error },
     #[error("starting the thread that reads the manifest directory: {0}")]
     Thread(io::Error),

@@ -24,8 +24,8 @@ const MAX_TOKEN_BYTES: usize = 16 << 10;
 /// Why there are no keys, or why a token fits to none.
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
-    #[error("key set {path}: {source}", path = path.display())]
-    Io { path: PathBuf, source: io::Error },
+    #[error("key set {path}: {error}", path = path.display())]
+    Io { path: PathBuf, error: io::Error },
     #[error("key set {path}: {reason}", path = path.display())]
     File { path: PathBuf, reason: String },
     #[error("longer than {MAX_TOKEN_BYTES} bytes")]
@@ -77,9 +77,9 @@ struct TokenKey {
 
 impl TokenKeys {
     pub(super) fn open(path: &Path) -> Result<Self, KeysError> {
-        let io = |source| KeysError::Io {
+        let io = |error| KeysError::Io {
             path: path.to_owned(),
-            source,
+            error,
         };
         let state = FileState::of(path).map_err(io)?;
         let keys = Arc::new(read(path)?);
@@ -130,9 +130,9 @@ impl FileState {
 }
 
 fn read(path: &Path) -> Result<Vec<TokenKey>, KeysError> {
-    let io = |source| KeysError::Io {
+    let io = |error| KeysError::Io {
         path: path.to_owned(),
-        source,
+        error,
     };
     if fs::metadata(path).map_err(io)?.len() > MAX_FILE_BYTES {
         return Err(io(io::Error::other("larger than 1 MiB")));

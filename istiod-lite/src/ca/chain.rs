@@ -109,9 +109,9 @@ pub(super) fn load(directory: &Path, now: SystemTime) -> Result<(Chain, KeyPair)
 
 fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, CaError> {
     const MAX_BYTES: u64 = 1 << 20;
-    let io = |source| CaError::Io {
+    let io = |error| CaError::Io {
         path: path.to_owned(),
-        source,
+        error,
     };
     if fs::metadata(path).map_err(io)?.len() > MAX_BYTES {
         return Err(io(io::Error::other("larger than 1 MiB")));

@@ -43,7 +43,7 @@ pub(super) fn open_or_create(
     let temporary = state.join(format!(".ca.{}", std::process::id()));
     let io = |path: &Path| {
         let path = path.to_owned();
-        move |source| CaError::Io { path, source }
+        move |error| CaError::Io { path, error }
     };
     fs::create_dir_all(state).map_err(io(state))?;
     // Left over from a start that was cut short under the same process id.
@@ -63,10 +63,10 @@ pub(super) fn open_or_create(
         Ok(()) => sync(state).map_err(io(state))?,
         // Another process was faster: its root is the root.
         Err(_) if directory.exists() => fs::remove_dir_all(&temporary).map_err(io(&temporary))?,
-        Err(source) => {
+        Err(error) => {
             return Err(CaError::Io {
                 path: directory,
-                source,
+                error,
             });
         }
     }

@@ -95,7 +95,11 @@ pub fn translate(policy: &kinds::AuthorizationPolicy, root_namespace: &str) -> R
         rules: compiled.rules,
         ..wire::Authorization::default()
     };
-    let acceptance = acceptance(action, &compiled.attributes, !compiled.problems.is_empty());
+    let acceptance = if readable {
+        acceptance(action, &compiled.attributes, !compiled.problems.is_empty())
+    } else {
+        Acceptance::Stricter("its action is not known: the policy allows nothing".to_owned())
+    };
     problems.extend(compiled.problems);
     Read {
         facts: Policy {

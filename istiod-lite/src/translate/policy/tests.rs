@@ -55,6 +55,18 @@ fn a_deny_rule_of_http_attributes_alone_denies_everything_and_says_so() {
 }
 
 #[test]
+fn an_unknown_action_allows_nothing_and_the_author_is_told() {
+    let read = translated(json!({"action": "FROB", "rules": [{}]}));
+    assert_eq!(read.problems[0].field, "spec.action");
+    let sent = read.facts.authorization.expect("sent");
+    assert_eq!((sent.action(), sent.rules.len()), (wire::Action::Allow, 0));
+    let Acceptance::Stricter(message) = read.facts.acceptance else {
+        panic!("must be told")
+    };
+    assert!(message.contains("action"), "{message}");
+}
+
+#[test]
 fn an_unreadable_value_drops_the_allow_rule_and_widens_the_deny_rule() {
     let rule = json!([{
         "from": [{"source": {"ipBlocks": ["10.0.0.0/8", "10.0.0.0/99"]}}],
@@ -92,14 +104,6 @@ fn a_misspelt_field_never_turns_a_rule_for_one_into_a_rule_for_all() {
     let deny =
         rules(json!({"action": "DENY", "rules": [{"from": [{"source": {"principal": ["a"]}}]}]}));
     assert_eq!(deny, [wire::Rule { clauses: vec![] }]);
-}
-
-#[test]
-fn an_unknown_action_allows_nothing() {
-    let read = translated(json!({"action": "ALOW", "rules": [{}]}));
-    let sent = read.facts.authorization.expect("sent");
-    assert_eq!((sent.action(), sent.rules.len()), (wire::Action::Allow, 0));
-    assert_eq!(read.problems[0].field, "spec.action");
 }
 
 #[test]
