@@ -1,0 +1,507 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The commands: what a person types, and which part of the lab answers.
+//!
+//! Commands that enter namespaces do so before anything starts a thread; the others may use a runtime.
+
+use std::ffi::OsString;
+use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::environment::Environment;
+use crate::handle::{Access, Lab, Start};
+use crate::lab::LabOptions;
+use crate::launch::Launch;
+use crate::namespaces::Joining;
+use crate::sniff::{Capture, Limits, Show};
+use crate::state::{StateDir, process_start};
+use crate::topology::{Node, Place};
+use crate::traffic::client::{Conversation, converse};
+use crate::traffic::server::{Service, serve};
+use crate::{binaries, lab, manifests, namespaces, peers, status, tour};
+
+/// A real two-node ambient mesh on this machine: every node and pod is a network namespace, every program the one that
+/// a cluster runs.
+#[derive(Debug, Parser)]
+#[command(name = "e2e", version, max_term_width = 110, after_help = AFTER_HELP)]
+pub struct Cli {
+    /// Which lab is meant; each name is a lab of its own
+    #[arg(long, global = true, default_value = "default", value_name = "NAME")]
+    lab: String,
+    #[command(subcommand)]
+    command: Verb,
+}
+
+const AFTER_HELP: &str = "\
+A first walk:
+  e2e up                                               start the mesh, prove what it does, stay up
+  e2e status                                           (in another terminal) nodes, pods, policies, daemons
+  e2e exec shop/client -- e2e traffic get 10.96.0.10:80    a request through a Service
+  e2e capture node-b                                   what the wire carries meanwhile
+  e2e apply policy.yaml                                change the cluster
+  e2e logs ztunnel-b                                   what the proxy says about it
+  e2e down
+
+No root is needed: as an ordinary user the lab lives in a user namespace of its own.";
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Start the mesh, send real traffic, print what that proved, and stay up until Ctrl-C or `e2e down`
+    #[command(
+        after_help = "Examples:\n  e2e up\n  e2e up --once --output json | jq '.facts[] | select(.holds | not)'\n  e2e up --manifests ./my-cluster"
+    )]
+    Up(Up),
+    /// Run a command inside a pod, a node (node-a, node-b) or the control plane (istiod-lite)
+    #[command(
+        after_help = "Examples:\n  e2e exec shop/client -- e2e traffic get 10.96.0.10:80\n  e2e exec shop/client -- curl -s http://10.96.0.10/\n  e2e exec node-a -- e2e traffic get 127.0.0.1:15020 /metrics\n  e2e exec node-a -- e2e traffic get 127.0.0.1:15000 /config_dump\n\n`e2e` inside the lab is this very program."
+    )]
+    Exec(Exec),
+    /// Check objects and store them in the lab's cluster; `-` reads standard input
+    #[command(
+        after_help = "Example:\n  e2e apply - <<'END'\n  apiVersion: security.istio.io/v1\n  kind: AuthorizationPolicy\n  metadata: {name: nobody, namespace: shop}\n  spec: {}\n  END"
+    )]
+    Apply { file: PathBuf },
+    /// Remove an object from the lab's cluster
+    #[command(
+        after_help = "Examples:\n  e2e delete authorizationpolicy shop/nobody\n  e2e delete pod shop/client"
+    )]
+    Delete { kind: String, name: String },
+    /// Show nodes, pods, services, policies and daemons
+    Status {
+        #[arg(long, value_enum, default_value = "table")]
+        output: Output,
+    },
+    /// Show what the wire of a node carries: TLS records on 15008 for captured pods, plain text for others
+    #[command(
+        after_help = "Examples:\n  e2e capture node-b\n  e2e capture node-a --seconds 5 --flows\n\nPeer certificates are encrypted in TLS 1.3 and stand on no wire; see them by dialling:\n  e2e exec node-a -- e2e peer 10.77.2.10:15008 --help"
+    )]
+    Capture(CaptureArguments),
+    /// Print the log of a daemon or pod: istiod-lite, ztunnel-a, istio-cni-node-a, shop/client
+    Logs { name: String },
+    /// End the lab
+    Down,
+    /// Hold a conversation with one of the lab's servers and report on it as JSON; to be run in a pod
+    #[command(subcommand)]
+    Traffic(Conversation),
+    /// Dial a pod's tunnel port with a certificate of the mesh and report the certificate it shows
+    Peer(peers::Peer),
+    /// Ask the control plane for a certificate with somebody's token and report the answer
+    Certificate(peers::Certificate),
+
+    #[command(hide = true)]
+    EnterLab(LabOptions),
+    #[command(hide = true)]
+    RunLab(LabOptions),
+    #[command(hide = true)]
+    Launch(Launch),
+    #[command(hide = true)]
+    Serve { services: Vec<Service> },
+}
+
+#[derive(Debug, Args)]
+struct Up {
+    /// Run the proofs, end the lab, and exit with status 0 only if every one held
+    #[arg(long)]
+    once: bool,
+    /// How to print what was proved
+    #[arg(long, value_enum, default_value = "table")]
+    output: Output,
+    /// Apply these manifests too
+    #[arg(long, value_name = "DIR")]
+    manifests: Option<PathBuf>,
+    /// Leave logs and manifests behind when the lab ends
+    #[arg(long)]
+    keep: bool,
+    /// Use the programs in this folder and build nothing
+    #[arg(long, value_name = "DIR")]
+    bin_dir: Option<PathBuf>,
+    /// Start without proving anything
+    #[arg(long, conflicts_with = "once")]
+    no_tour: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    Table,
+    Json,
+}
+
+#[derive(Debug, Args)]
+struct Exec {
+    /// NAMESPACE/POD, node-a, node-b or istiod-lite
+    place: Place,
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+struct CaptureArguments {
+    node: Node,
+    /// End after so many packets
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// End after so many seconds
+    #[arg(long, value_name = "S")]
+    seconds: Option<u64>,
+    /// Print one line for each conversation, at the end
+    #[arg(long)]
+    flows: bool,
+    /// Look for this text in the clear
+    #[arg(long)]
+    marker: Option<String>,
+    #[arg(long, value_enum, default_value = "table")]
+    output: Output,
+}
+
+/// Runs the program: what `main` does.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("e2e: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<ExitCode> {
+    let environment = Environment::of_process();
+    let name = cli.lab;
+    match cli.command {
+        Verb::Up(up) => start(&environment, &name, &up),
+        Verb::Exec(exec) => execute(&environment, &name, exec),
+        Verb::Apply { file } => apply(&environment, &name, &file),
+        Verb::Delete { kind, name: object } => delete(&environment, &name, &kind, &object),
+        Verb::Status { output } => show_status(&environment, &name, output),
+        Verb::Capture(arguments) => capture(&environment, &name, &arguments),
+        Verb::Logs { name: log } => logs(&environment, &name, &log),
+        Verb::Down => down(&environment, &name),
+        Verb::Traffic(conversation) => {
+            report(runtime()?.block_on(local(async { converse(&conversation).await })))
+        }
+        Verb::Peer(peer) => report_of(&runtime()?.block_on(peers::dial(&peer))?),
+        Verb::Certificate(request) => report_of(&runtime()?.block_on(peers::request(&request))?),
+        Verb::EnterLab(options) => enter_lab(&options),
+        Verb::RunLab(options) => lab::run(&options).map(|()| ExitCode::SUCCESS),
+        Verb::Launch(launch) => launch.exec().map(|()| ExitCode::FAILURE),
+        Verb::Serve { services } => {
+            raise_file_limit();
+            let name = nix::unistd::gethostname()
+                .ok()
+                .and_then(|name| name.into_string().ok())
+                .unwrap_or_default();
+            let name = std::env::vars()
+                .find(|(key, _)| key == "POD_NAME")
+                .map_or(name, |(_, value)| value);
+            runtime()?
+                .block_on(local(serve(name, services)))
+                .map(|()| ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("cannot start a runtime")
+}
+
+async fn local<T>(work: impl Future<Output = T>) -> T {
+    tokio::task::LocalSet::new().run_until(work).await
+}
+
+fn start(environment: &Environment, name: &str, up: &Up) -> Result<ExitCode> {
+    // Said before anything is built.
+    drop(StateDir::of_lab(&environment.state_root()?, name)?.lock()?);
+    let executable = std::env::current_exe().context("the path of this program")?;
+    let bin_dir = match &up.bin_dir {
+        Some(folder) => folder
+            .canonicalize()
+            .with_context(|| format!("--bin-dir {}", folder.display()))?,
+        None => binaries::build(environment, &executable)?,
+    };
+    let manifests = up
+        .manifests
+        .as_ref()
+        .map(|folder| folder.canonicalize())
+        .transpose()
+        .context("--manifests")?;
+    let options = Start {
+        name: name.into(),
+        executable,
+        bin_dir,
+        manifests,
+        keep: up.keep,
+    };
+    let mut lab = Lab::start(environment, &options, |line| eprintln!("  {line}"))?;
+    let proved = match up.no_tour {
+        true => None,
+        false => Some(tour::walk(&lab, |line| eprintln!("  {line}"))?),
+    };
+    let mut held = true;
+    if let Some(proved) = &proved {
+        held = proved.holds();
+        match up.output {
+            Output::Json => println!("{}", serde_json::to_string_pretty(proved)?),
+            Output::Table => print!("{}", proved.table(colour())),
+        }
+    }
+    if !held {
+        lab.keep_files()?;
+        eprintln!("logs are kept: {}", lab.state().logs().display());
+    }
+    if up.once {
+        lab.stop()?;
+        return Ok(if held {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        });
+    }
+    eprintln!(
+        "\nThe mesh stays up until Ctrl-C or `e2e down`. Try `e2e status`, `e2e exec shop/client -- e2e traffic get 10.96.0.10:80`."
+    );
+    wait_for_interrupt(&mut lab)?;
+    lab.stop()?;
+    Ok(if held {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn colour() -> tour::Colour {
+    if std::io::stdout().is_terminal() {
+        tour::Colour::Ansi
+    } else {
+        tour::Colour::None
+    }
+}
+
+/// Until the user has seen enough, or the lab was ended from elsewhere.
+fn wait_for_interrupt(lab: &mut Lab) -> Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    runtime()?.block_on(async {
+        let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
+        let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
+        let mut hangup = signal(SignalKind::hangup()).context("cannot handle SIGHUP")?;
+        loop {
+            tokio::select! {
+                _ = interrupt.recv() => return Ok(()),
+                _ = terminate.recv() => return Ok(()),
+                _ = hangup.recv() => return Ok(()),
+                () = tokio::time::sleep(Duration::from_millis(300)) => if !lab.is_running() { return Ok(()) },
+            }
+        }
+    })
+}
+
+/// The step between: this process unshares, its child is pid 1 of the lab.
+fn enter_lab(options: &LabOptions) -> Result<ExitCode> {
+    let outcome = namespaces::unshare_everything().and_then(|()| {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("run-lab").args(["--lab", &options.lab]);
+        command
+            .arg("--state")
+            .arg(&options.state)
+            .arg("--bin-dir")
+            .arg(&options.bin_dir);
+        if let Some(folder) = &options.manifests {
+            command.arg("--manifests").arg(folder);
+        }
+        if options.keep {
+            command.arg("--keep");
+        }
+        namespaces::run_through(command)
+    });
+    if let Err(error) = &outcome {
+        lab::Message::Failed {
+            error: format!("{error:#}"),
+        }
+        .say();
+    }
+    outcome
+}
+
+fn execute(environment: &Environment, name: &str, exec: Exec) -> Result<ExitCode> {
+    let state = StateDir::of_lab(&environment.state_root()?, name)?;
+    if let Place::Pod(pod) = &exec.place {
+        state.read_pod(pod)?;
+    }
+    let record = namespaces::join_lab(&state, Joining::FilesAndProcesses)?;
+    let netns = match &exec.place {
+        // A pod may live in its node's namespace.
+        Place::Pod(pod) => state.read_pod(pod)?.netns,
+        place => state.netns(place),
+    };
+    let (program, arguments) = exec.command.split_first().context("no command given")?;
+    let program = if program == "e2e" {
+        record.executable.clone().into_os_string()
+    } else {
+        program.clone()
+    };
+    let mut command = Launch::command(
+        &record.executable,
+        Some(&netns),
+        &crate::launch::Grant::Everything,
+        Path::new(&program),
+    );
+    command.args(arguments);
+    namespaces::run_through(command)
+}
+
+fn apply(environment: &Environment, name: &str, file: &Path) -> Result<ExitCode> {
+    let access = Access::to_running(environment, name)?;
+    let text = if file == Path::new("-") {
+        let mut text = String::new();
+        std::io::stdin()
+            .read_to_string(&mut text)
+            .context("cannot read standard input")?;
+        text
+    } else {
+        std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?
+    };
+    let shown = if file == Path::new("-") {
+        "stdin.yaml".into()
+    } else {
+        file.to_string_lossy()
+    };
+    for applied in
+        runtime()?.block_on(manifests::apply(&access.state().manifests(), &shown, &text))?
+    {
+        println!("{applied}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn delete(environment: &Environment, name: &str, kind: &str, object: &str) -> Result<ExitCode> {
+    let access = Access::to_running(environment, name)?;
+    let key = manifests::parse_key(kind, object)?;
+    manifests::delete(&access.state().manifests(), &key)?;
+    println!("{key} deleted");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn show_status(environment: &Environment, name: &str, output: Output) -> Result<ExitCode> {
+    let access = Access::to_running(environment, name)?;
+    let status = runtime()?.block_on(status::gather(&access))?;
+    match output {
+        Output::Json => println!("{}", serde_json::to_string_pretty(&status)?),
+        Output::Table => print!("{}", status.table()),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn capture(
+    environment: &Environment,
+    name: &str,
+    arguments: &CaptureArguments,
+) -> Result<ExitCode> {
+    let state = StateDir::of_lab(&environment.state_root()?, name)?;
+    namespaces::join_lab(&state, Joining::Files)?;
+    namespaces::join_network(&state.netns(&Place::Node(arguments.node)))?;
+    let mut capture = Capture::open(arguments.node, arguments.marker.as_deref())?;
+    let show = match (arguments.flows, arguments.output) {
+        (true, _) => Show::Nothing,
+        (false, Output::Table) => Show::Packets,
+        (false, Output::Json) => Show::PacketsAsJson,
+    };
+    let mut out = std::io::stdout();
+    // Whoever started this waits for the line before it sends anything.
+    match arguments.output {
+        Output::Json => println!("{{\"capturing\":\"{}\"}}", arguments.node),
+        Output::Table => eprintln!("capturing on {}; Ctrl-C ends it", arguments.node),
+    }
+    out.flush().context("output")?;
+    let limits = Limits {
+        packets: arguments.count,
+        time: arguments.seconds.map(Duration::from_secs),
+    };
+    // A terminal is no signal to end; a pipe that closes is.
+    let input = std::io::stdin();
+    let until = match input.is_terminal() {
+        true => None,
+        false => Some(
+            std::os::fd::AsFd::as_fd(&input)
+                .try_clone_to_owned()
+                .context("standard input")?,
+        ),
+    };
+    let until = until.filter(|_| arguments.flows);
+    capture.run(limits, show, until.as_ref(), &mut out)?;
+    let traffic = capture.traffic();
+    match (arguments.flows, arguments.output) {
+        (true, Output::Json) => println!("{}", serde_json::to_string(&traffic)?),
+        (true, Output::Table) => print!("{}", status::flows_table(&traffic)),
+        _ => {}
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn logs(environment: &Environment, name: &str, log: &str) -> Result<ExitCode> {
+    let access = Access::to_running(environment, name)?;
+    let path = access.log_path(log)?;
+    let mut file =
+        std::fs::File::open(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    std::io::copy(&mut file, &mut std::io::stdout()).context("output")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn down(environment: &Environment, name: &str) -> Result<ExitCode> {
+    let state = StateDir::of_lab(&environment.state_root()?, name)?;
+    let record = state.read_record()?;
+    if process_start(record.pid) == Some(record.started) {
+        let pid = i32::try_from(record.pid).context("the lab's process id")?;
+        kill(Pid::from_raw(pid), Signal::SIGTERM)
+            .context("cannot end the lab; does it belong to another user?")?;
+        crate::handle::eventually("the lab has ended", Duration::from_secs(40), || {
+            if process_start(record.pid) == Some(record.started) {
+                bail!("process {} still runs", record.pid)
+            }
+            Ok(())
+        })?;
+        println!("the lab `{name}` has ended");
+    } else {
+        println!("the lab `{name}` was not running any more");
+    }
+    // A lab started with --keep leaves its files; without its record it counts as ended.
+    if state.record().exists() {
+        std::fs::remove_file(state.record()).context("cannot remove the lab's record")?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Thousands of connections at once take as many descriptors.
+fn raise_file_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Fewer are enough for most conversations.
+    let _kept = setrlimit(Resource::Nofile, limit);
+}
+
+fn report(report: crate::traffic::Report) -> Result<ExitCode> {
+    println!("{}", serde_json::to_string(&report)?);
+    Ok(if report.is_done() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn report_of(report: &peers::Answer) -> Result<ExitCode> {
+    println!("{}", serde_json::to_string(report)?);
+    Ok(if report.error.is_none() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//! istiod-lite, in a namespace of its own beside the nodes, without any capability.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use tokio_util::sync::CancellationToken;
+
+use crate::lab::container::{Process, Programs};
+use crate::lab::probe;
+use crate::launch::Grant;
+use crate::state::{StateDir, write_atomically};
+use crate::tokens::{AUDIENCE, ISSUER};
+use crate::topology::{
+    CLUSTER_ID, CONTROL_PLANE_NAME, CONTROL_PLANE_PORT, Place, SYSTEM_NAMESPACE, TRUST_DOMAIN,
+    control_plane,
+};
+
+/// Readiness, metrics and debug pages, on the loopback of its namespace.
+pub const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
+/// The name of its log.
+pub const NAME: &str = "istiod-lite";
+
+/// The running control plane, restarted whenever it ends.
+pub struct ControlPlane {
+    state: StateDir,
+    stop: CancellationToken,
+    supervisor: tokio::task::JoinHandle<()>,
+}
+
+impl ControlPlane {
+    pub fn start(state: &StateDir, programs: Rc<Programs>) -> Result<Self> {
+        let process = Process {
+            program: programs.of_mesh(NAME)?,
+            arguments: arguments(state),
+            environment: [
+                ("RUST_LOG".to_owned(), "info".to_owned()),
+                ("RUST_BACKTRACE".to_owned(), "1".to_owned()),
+            ]
+            .into(),
+            grant: Grant::NOTHING,
+        };
+        let stop = CancellationToken::new();
+        let supervisor =
+            tokio::task::spawn_local(supervise(state.clone(), programs, process, stop.clone()));
+        Ok(Self {
+            state: state.clone(),
+            stop,
+            supervisor,
+        })
+    }
+
+    /// Waits until it serves and has published its roots.
+    pub async fn ready(&mut self) -> Result<()> {
+        let netns = self.state.netns(&Place::ControlPlane);
+        let mut last = String::from("not asked yet");
+        for _attempt in 0..300 {
+            match probe::fetch(&netns, ADMIN, "/ready").await {
+                Ok(answer) if answer.status == 200 && self.state.root_certificates().exists() => {
+                    return Ok(());
+                }
+                Ok(answer) => {
+                    last = format!("/ready answered {}: {}", answer.status, answer.body.trim())
+                }
+                Err(error) => last = format!("{error:#}"),
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        bail!(
+            "istiod-lite is not ready: {last}; its log: {}",
+            self.state.log(NAME).display()
+        )
+    }
+
+    pub async fn stop(self) {
+        self.stop.cancel();
+        let _joined = self.supervisor.await;
+    }
+}
+
+fn arguments(state: &StateDir) -> Vec<String> {
+    let address = control_plane();
+    let pairs = [
+        ("--source", format!("dir:{}", state.manifests().display())),
+        ("--listen", format!("0.0.0.0:{CONTROL_PLANE_PORT}")),
+        ("--state", state.istiod().display().to_string()),
+        ("--jwks", state.jwks().display().to_string()),
+        ("--issuer", ISSUER.into()),
+        ("--audience", AUDIENCE.into()),
+        ("--trust-domain", TRUST_DOMAIN.into()),
+        ("--cluster-id", CLUSTER_ID.into()),
+        ("--root-namespace", SYSTEM_NAMESPACE.into()),
+        ("--node-accounts", format!("{SYSTEM_NAMESPACE}/ztunnel")),
+        ("--name", format!("{CONTROL_PLANE_NAME},{}", address.v4)),
+        ("--admin", ADMIN.to_string()),
+    ];
+    pairs
+        .into_iter()
+        .flat_map(|(flag, value)| [flag.to_owned(), value])
+        .collect()
+}
+
+async fn supervise(
+    state: StateDir,
+    programs: Rc<Programs>,
+    process: Process,
+    stop: CancellationToken,
+) {
+    let netns = state.netns(&Place::ControlPlane);
+    while !stop.is_cancelled() {
+        match process.start(&programs, &netns, &state.log(NAME)) {
+            Ok(mut child) => {
+                note_pid(&state, child.id());
+                tokio::select! {
+                _status = child.wait() => {}
+                () = stop.cancelled() => {
+                    let _already_gone = child.start_kill();
+                    return;
+                }
+                }
+            }
+            Err(error) => crate::lab::progress(format!("istiod-lite: {error:#}")),
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
+/// For `e2e status`.
+fn note_pid(state: &StateDir, pid: Option<u32>) {
+    let written = write_atomically(
+        &state.control_plane_pid(),
+        pid.unwrap_or_default().to_string().as_bytes(),
+    );
+    if let Err(error) = written {
+        crate::lab::progress(format!("istiod-lite: {error:#}"));
+    }
+}

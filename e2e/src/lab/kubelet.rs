@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The kubelets of both nodes: what a Pod object asks for is what runs.
+//!
+//! ```text
+//!  Pod appears ─► sandbox (again and again, until CNI succeeds) ─► containers ─► probes ─► status
+//!  Pod is gone ─► SIGTERM, grace, SIGKILL ─► CNI DEL ─► status and record removed
+//! ```
+//! One task for each pod; the manifests are read once for all. Knows nothing of the mesh: its daemons are pods like others.
+
+mod pod;
+mod running;
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use capture::Netns;
+use cluster::kinds::Pod;
+use cluster::{Directory, Event, Object, ObjectKey, StatusWriter};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use self::pod::PodLife;
+use crate::lab::container::Programs;
+use crate::lab::sandbox::Runtime;
+use crate::state::StateDir;
+use crate::tokens::{Named, TokenIssuer};
+use crate::topology::{Node, Place, PodName};
+
+/// Both kubelets.
+pub struct Kubelet {
+    shared: Rc<Shared>,
+    watcher: JoinHandle<()>,
+    ready: watch::Receiver<Tally>,
+}
+
+/// How many pods there are to run, and how many are ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Tally {
+    listed: bool,
+    pods: usize,
+    ready: usize,
+}
+
+struct Shared {
+    state: StateDir,
+    programs: Rc<Programs>,
+    issuer: Rc<TokenIssuer>,
+    status: StatusWriter,
+    runtimes: BTreeMap<Node, Runtime>,
+    namespaces: BTreeMap<Node, Netns>,
+    workers: RefCell<HashMap<PodName, Worker>>,
+    /// The uids of nodes and service accounts, for tokens.
+    uids: RefCell<HashMap<ObjectKey, String>>,
+    /// The whole lab ends: nothing is worth waiting for.
+    ending: Cell<bool>,
+    tally: watch::Sender<Tally>,
+}
+
+struct Worker {
+    uid: String,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+    ready: bool,
+}
+
+impl Kubelet {
+    pub fn start(state: StateDir, programs: Rc<Programs>, issuer: Rc<TokenIssuer>) -> Result<Self> {
+        let source = Directory::open(state.manifests()).context("cannot watch the manifests")?;
+        let mut runtimes = BTreeMap::new();
+        let mut namespaces = BTreeMap::new();
+        for node in Node::ALL {
+            runtimes.insert(node, Runtime::new(state.clone(), node, programs.clone())?);
+            namespaces.insert(
+                node,
+                Netns::open(state.netns(&Place::Node(node))).context("a node's namespace")?,
+            );
+        }
+        let (tally, ready) = watch::channel(Tally::default());
+        let status =
+            StatusWriter::new(state.manifests(), "kubelet").context("cannot write status")?;
+        let shared = Rc::new(Shared {
+            state,
+            programs,
+            issuer,
+            status,
+            runtimes,
+            namespaces,
+            workers: RefCell::default(),
+            uids: RefCell::default(),
+            ending: Cell::new(false),
+            tally,
+        });
+        let watcher = tokio::task::spawn_local(watch_pods(source, shared.clone()));
+        Ok(Self {
+            shared,
+            watcher,
+            ready,
+        })
+    }
+
+    /// Waits until every pod that is listed runs and is ready.
+    pub async fn settled(&mut self) -> Result<()> {
+        let settled = self
+            .ready
+            .wait_for(|tally| tally.listed && tally.ready == tally.pods)
+            .await;
+        settled.map(drop).context("the kubelets ended")
+    }
+
+    /// Which pods are not ready, and why, as lines.
+    pub fn complaints(&self, state: &StateDir) -> String {
+        let pods = state.pods().unwrap_or_default();
+        let late = pods.iter().filter(|pod| {
+            pod.message.is_some() || pod.containers.iter().any(|container| !container.ready)
+        });
+        let lines: Vec<String> = late
+            .map(|pod| {
+                let why = pod.message.as_deref().unwrap_or("not ready");
+                format!(
+                    "  {}: {why}; log: {}",
+                    pod.pod,
+                    state.log(&pod.pod.slug()).display()
+                )
+            })
+            .collect();
+        lines.join("\n")
+    }
+
+    /// Ends every pod.
+    pub async fn stop(self) {
+        self.watcher.abort();
+        self.shared.ending.set(true);
+        let workers: Vec<Worker> = self
+            .shared
+            .workers
+            .borrow_mut()
+            .drain()
+            .map(|(_, worker)| worker)
+            .collect();
+        for worker in &workers {
+            worker.stop.cancel();
+        }
+        for worker in workers {
+            let _joined = worker.task.await;
+        }
+    }
+}
+
+async fn watch_pods(mut source: cluster::Source, shared: Rc<Shared>) {
+    loop {
+        let batch = source.next().await;
+        // Names first: the tokens of pods in the same batch need them.
+        for event in &batch.events {
+            shared.remember_uid(event);
+        }
+        for event in batch.events {
+            match event {
+                Event::Applied(Object::Pod(pod)) => shared.applied(pod).await,
+                Event::Deleted(key) if key.kind == cluster::Kind::Pod => shared.deleted(&key),
+                _ => {}
+            }
+        }
+        shared.tally.send_modify(|tally| tally.listed = true);
+        shared.count();
+    }
+}
+
+impl Shared {
+    fn remember_uid(&self, event: &Event) {
+        if let Event::Applied(object @ (Object::Node(_) | Object::ServiceAccount(_))) = event {
+            self.uids
+                .borrow_mut()
+                .insert(object.key(), object.uid().to_owned());
+        }
+    }
+
+    fn uid_of(&self, key: &ObjectKey) -> Result<Named> {
+        let uid = self.uids.borrow().get(key).cloned();
+        Ok(Named {
+            name: key.name.clone(),
+            uid: uid.with_context(|| format!("there is no {key}"))?,
+        })
+    }
+
+    async fn applied(self: &Rc<Self>, pod: Arc<Pod>) {
+        let Some(name) = name_of(&pod) else { return };
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
+        if self
+            .workers
+            .borrow()
+            .get(&name)
+            .is_some_and(|worker| worker.uid == uid)
+        {
+            return;
+        }
+        let Some(node) = pod
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.node_name.as_deref())
+            .and_then(|node| node.parse().ok())
+        else {
+            return;
+        };
+        // A pod of the same name with another uid is another pod: the old one ends first.
+        let old = self.workers.borrow_mut().remove(&name);
+        if let Some(old) = old {
+            old.stop.cancel();
+            let _joined = old.task.await;
+        }
+        let stop = CancellationToken::new();
+        let life = PodLife {
+            shared: self.clone(),
+            pod,
+            name: name.clone(),
+            uid: uid.clone(),
+            node,
+            stop: stop.clone(),
+        };
+        let task = tokio::task::spawn_local(life.live());
+        self.workers.borrow_mut().insert(
+            name,
+            Worker {
+                uid,
+                stop,
+                task,
+                ready: false,
+            },
+        );
+    }
+
+    fn deleted(&self, key: &ObjectKey) {
+        let name = PodName::new(key.namespace.as_deref().unwrap_or_default(), &key.name);
+        if let Some(worker) = self.workers.borrow_mut().remove(&name) {
+            worker.stop.cancel();
+        }
+    }
+
+    fn set_ready(&self, name: &PodName, uid: &str, ready: bool) {
+        if let Some(worker) = self
+            .workers
+            .borrow_mut()
+            .get_mut(name)
+            .filter(|worker| worker.uid == uid)
+        {
+            worker.ready = ready;
+        }
+        self.count();
+    }
+
+    fn count(&self) {
+        let workers = self.workers.borrow();
+        let (pods, ready) = (
+            workers.len(),
+            workers.values().filter(|worker| worker.ready).count(),
+        );
+        self.tally.send_if_modified(|tally| {
+            let changed = (tally.pods, tally.ready) != (pods, ready);
+            (tally.pods, tally.ready) = (pods, ready);
+            changed
+        });
+    }
+}
+
+fn name_of(pod: &Pod) -> Option<PodName> {
+    Some(PodName::new(
+        pod.metadata.namespace.as_deref()?,
+        pod.metadata.name.as_deref()?,
+    ))
+}

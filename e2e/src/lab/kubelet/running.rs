@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A container of a pod: kept running, started again when it ends.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use tokio::process::Child;
+
+use crate::lab::container::{Process, Programs};
+use crate::lab::probe::Check;
+use crate::lab::progress;
+use crate::state::ContainerRecord;
+
+pub(super) const FIRST_BACKOFF: Duration = Duration::from_millis(500);
+pub(super) const LONGEST_BACKOFF: Duration = Duration::from_secs(5);
+
+pub(super) struct Running {
+    pub(super) name: String,
+    pub(super) process: Process,
+    pub(super) check: Check,
+    pub(super) log: PathBuf,
+    pub(super) child: Option<Child>,
+    pub(super) restarts: u32,
+    /// A container that ends at once is started again later and later.
+    pub(super) start: Backoff,
+    pub(super) ready: bool,
+}
+
+/// When to start next, and how long to wait after that.
+pub(super) struct Backoff {
+    pub(super) not_before: Instant,
+    pub(super) delay: Duration,
+}
+
+impl Running {
+    /// Starts the container if it does not run; true if something changed.
+    pub(super) fn keep_running(
+        &mut self,
+        programs: &Programs,
+        netns: &std::path::Path,
+        complaint: &mut Option<String>,
+    ) -> bool {
+        if self.child.is_none() && Instant::now() < self.start.not_before {
+            return false;
+        }
+        if let Some(child) = &mut self.child {
+            match child.try_wait() {
+                Ok(None) => return false,
+                Ok(Some(status)) => {
+                    *complaint = Some(format!("container {} ended: {status}", self.name));
+                    progress(format!(
+                        "{} ended: {status}; log: {}",
+                        self.name,
+                        self.log.display()
+                    ));
+                    self.restarts += 1;
+                }
+                Err(error) => *complaint = Some(format!("container {}: {error}", self.name)),
+            }
+            self.child = None;
+            return true;
+        }
+        let now = Instant::now();
+        // What ran well for a while has earned a quick start.
+        let delay = if now > self.start.not_before + LONGEST_BACKOFF {
+            FIRST_BACKOFF
+        } else {
+            self.start.delay
+        };
+        self.start = Backoff {
+            not_before: now + delay,
+            delay: (delay * 2).min(LONGEST_BACKOFF),
+        };
+        self.child = match self.process.start(programs, netns, &self.log) {
+            Ok(child) => Some(child),
+            Err(error) => {
+                *complaint = Some(format!("container {}: {error:#}", self.name));
+                None
+            }
+        };
+        true
+    }
+
+    pub(super) fn record(&self) -> ContainerRecord {
+        ContainerRecord {
+            name: self.name.clone(),
+            pid: self.child.as_ref().and_then(Child::id),
+            restarts: self.restarts,
+            ready: self.ready,
+        }
+    }
+}

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The lab: a real two-node mesh on one machine, nodes and pods as network namespaces.
+//!
+//! It plays what a cluster has around the mesh: the container runtime, the primary CNI plugin, kubelets and the issuer
+//! of service-account tokens. The mesh's own programs are the real ones, with the capabilities a cluster grants them.
+//!
+//! From the outside in:
+//! - [`cli`]: the commands
+//! - [`handle`]: start a lab and act in it; what the tour and the tests use
+//! - [`tour`]: the proofs `e2e up` shows
+//! - [`lab`]: the lab's own process: daemons, kubelets, runtime
+//! - [`traffic`]: the servers and clients that run in pods
+//! - [`sniff`], [`wire`]: what the wire carries
+//! - [`access_log`], [`telemetry`]: what the proxies say they did
+//! - [`manifests`], [`topology`], [`state`], [`tokens`], [`network`], [`namespaces`], [`launch`], [`lifeline`]: what all that stands on
+
+pub mod access_log;
+pub mod binaries;
+pub mod cli;
+pub mod environment;
+pub mod handle;
+pub mod lab;
+pub mod launch;
+pub mod lifeline;
+pub mod manifests;
+pub mod namespaces;
+pub mod network;
+pub mod peers;
+pub mod sniff;
+pub mod state;
+pub mod status;
+pub mod telemetry;
+pub mod tokens;
+pub mod topology;
+pub mod tour;
+pub mod traffic;
+pub mod wire;

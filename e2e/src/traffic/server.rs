@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What pods of the lab serve: one process, one port for each manner of conversation.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::future::Future;
+use std::io;
+use std::net::{Ipv6Addr, SocketAddr};
+use std::rc::Rc;
+use std::str::FromStr;
+
+use anyhow::{Context as _, Result};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::traffic::{http, payload::Receipt};
+
+/// A manner of conversation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Manner {
+    /// HTTP/1.1: `/` says who answers and who asked, `/healthz` is for probes, `/receipt/ID` is what `finish-first` got.
+    Http,
+    /// Sends back what comes.
+    Echo,
+    /// Speaks first, then sends back what comes.
+    Greet,
+    /// Reads to the end, then answers with a receipt: the client's half is closed by then.
+    Sink,
+    /// Speaks an id, closes its half at once and reads on; the receipt is had by HTTP.
+    FinishFirst,
+}
+
+impl Manner {
+    pub const ALL: [(Self, &'static str, u16); 5] = [
+        (Self::Http, "http", 8080),
+        (Self::Echo, "echo", 9000),
+        (Self::Greet, "greet", 9001),
+        (Self::Sink, "sink", 9002),
+        (Self::FinishFirst, "finish-first", 9003),
+    ];
+}
+
+/// A manner and its port, written `echo=9000`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Service {
+    pub manner: Manner,
+    pub port: u16,
+}
+
+impl FromStr for Service {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, port) = text.split_once('=').unwrap_or((text, ""));
+        let known = Manner::ALL.iter().find(|(_, known, _)| *known == name);
+        let (manner, _, usual) = known.ok_or_else(|| {
+            let names: Vec<&str> = Manner::ALL.iter().map(|(_, name, _)| *name).collect();
+            format!("`{name}` is not served; there are: {}", names.join(", "))
+        })?;
+        let port = if port.is_empty() {
+            Ok(*usual)
+        } else {
+            port.parse()
+        };
+        Ok(Self {
+            manner: *manner,
+            port: port.map_err(|error| format!("port of `{text}`: {error}"))?,
+        })
+    }
+}
+
+#[derive(Default)]
+struct Shared {
+    name: String,
+    receipts: RefCell<HashMap<String, Option<String>>>,
+}
+
+/// Serves until SIGTERM.
+pub async fn serve(name: String, services: Vec<Service>) -> Result<()> {
+    let services = if services.is_empty() {
+        Manner::ALL
+            .iter()
+            .map(|(manner, _, port)| Service {
+                manner: *manner,
+                port: *port,
+            })
+            .collect()
+    } else {
+        services
+    };
+    let shared = Rc::new(Shared {
+        name,
+        receipts: RefCell::default(),
+    });
+    for service in services {
+        let listener = listen(service.port)
+            .await
+            .with_context(|| format!("cannot listen on port {}", service.port))?;
+        println!("serving {:?} on port {}", service.manner, service.port);
+        tokio::task::spawn_local(accept(listener, service.manner, shared.clone()));
+    }
+    let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
+    terminate.recv().await;
+    Ok(())
+}
+
+async fn listen(port: u16) -> io::Result<TcpListener> {
+    let socket = tokio::net::TcpSocket::new_v6()?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port))?;
+    socket.listen(4096)
+}
+
+async fn accept(listener: TcpListener, manner: Manner, shared: Rc<Shared>) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                let _nagle_stays = stream.set_nodelay(true);
+                let shared = shared.clone();
+                tokio::task::spawn_local(async move {
+                    if let Err(error) = converse(stream, peer, manner, &shared).await {
+                        println!("{manner:?} with {peer}: {error}");
+                    }
+                });
+            }
+            // Out of file descriptors, as a rule: others must close theirs first.
+            Err(error) => {
+                println!("cannot accept: {error}");
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+fn converse<'a>(
+    stream: TcpStream,
+    peer: SocketAddr,
+    manner: Manner,
+    shared: &'a Shared,
+) -> std::pin::Pin<Box<dyn Future<Output = io::Result<()>> + 'a>> {
+    Box::pin(async move {
+        match manner {
+            Manner::Http => page(stream, peer, shared).await,
+            Manner::Echo => echo(stream).await,
+            Manner::Greet => greet(stream, shared).await,
+            Manner::Sink => sink(stream).await,
+            Manner::FinishFirst => finish_first(stream, shared).await,
+        }
+    })
+}
+
+async fn page(stream: TcpStream, peer: SocketAddr, shared: &Shared) -> io::Result<()> {
+    let local = stream.local_addr()?;
+    let mut stream = BufReader::new(stream);
+    let head = http::read_head(&mut stream).await?;
+    let path = head
+        .first()
+        .and_then(|line| line.split(' ').nth(1))
+        .unwrap_or("/");
+    if let Some(id) = path.strip_prefix("/receipt/") {
+        let receipt = shared.receipts.borrow().get(id).cloned().flatten();
+        return match receipt {
+            Some(text) => http::answer(&mut stream, 200, "text/plain", &text).await,
+            None => http::answer(&mut stream, 404, "text/plain", "no such receipt yet").await,
+        };
+    }
+    let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
+    let local = SocketAddr::new(local.ip().to_canonical(), local.port());
+    let body =
+        serde_json::json!({"pod": shared.name, "client": peer, "server": local, "path": path})
+            .to_string()
+            + "\n";
+    http::answer(&mut stream, 200, "application/json", &body).await
+}
+
+async fn echo(mut stream: TcpStream) -> io::Result<()> {
+    let mut buffer = vec![0; 256 << 10];
+    loop {
+        let count = stream.read(&mut buffer).await?;
+        if count == 0 {
+            return stream.shutdown().await;
+        }
+        stream.write_all(&buffer[..count]).await?;
+    }
+}
+
+async fn greet(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
+    stream
+        .write_all(format!("welcome to {}\n", shared.name).as_bytes())
+        .await?;
+    echo(stream).await
+}
+
+async fn sink(mut stream: TcpStream) -> io::Result<()> {
+    let receipt = drain(&mut stream).await?;
+    stream
+        .write_all(format!("{}\n", receipt.text()).as_bytes())
+        .await?;
+    stream.shutdown().await
+}
+
+async fn finish_first(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
+    let id = format!("{:016x}", rand::random::<u64>());
+    shared.receipts.borrow_mut().insert(id.clone(), None);
+    stream.write_all(format!("{id}\n").as_bytes()).await?;
+    stream.shutdown().await?;
+    let receipt = drain(&mut stream).await?;
+    shared
+        .receipts
+        .borrow_mut()
+        .insert(id, Some(receipt.text()));
+    Ok(())
+}
+
+async fn drain(stream: &mut TcpStream) -> io::Result<Receipt> {
+    let mut receipt = Receipt::default();
+    let mut buffer = vec![0; 256 << 10];
+    loop {
+        let count = stream.read(&mut buffer).await?;
+        if count == 0 {
+            return Ok(receipt);
+        }
+        receipt.add(&buffer[..count]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn services_are_written_with_or_without_port() {
+        assert_eq!(
+            "echo".parse(),
+            Ok(Service {
+                manner: Manner::Echo,
+                port: 9000
+            })
+        );
+        assert_eq!(
+            "http=80".parse(),
+            Ok(Service {
+                manner: Manner::Http,
+                port: 80
+            })
+        );
+        assert!(
+            "gopher"
+                .parse::<Service>()
+                .unwrap_err()
+                .contains("finish-first")
+        );
+        assert!("http=x".parse::<Service>().is_err());
+    }
+}
