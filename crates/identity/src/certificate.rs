@@ -60,8 +60,8 @@ pub enum CertificateError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The leaf carries no SPIFFE id.
-    #[error("certificate carries no SPIFFE id")]
+    /// The leaf carries no SPIFFE id, or more than one.
+    #[error("certificate does not carry exactly one SPIFFE id")]
     NoIdentity,
     /// The leaf is somebody else's.
     #[error("certificate is for {found}, expected {expected}")]
@@ -143,7 +143,7 @@ impl WorkloadCertificate {
         let (root_certificates, roots) = parse_roots(issued.len(), bundle)?;
 
         let leaf = parse(&chain[0]).map_err(|reason| element(0, "leaf", reason))?;
-        let identity = first_spiffe_id(&leaf).ok_or(CertificateError::NoIdentity)?;
+        let identity = sole_spiffe_id(&leaf).ok_or(CertificateError::NoIdentity)?;
         if let Some(expected) = expected
             && *expected != identity
         {
@@ -260,17 +260,22 @@ pub(crate) fn csr(identity: &SpiffeId, key: &rcgen::KeyPair) -> Result<String, r
     params.serialize_request(key)?.pem()
 }
 
-/// The first URI SAN that is a SPIFFE id; others are none of our business.
-pub(crate) fn first_spiffe_id(certificate: &X509Certificate<'_>) -> Option<SpiffeId> {
+/// The SPIFFE id of a certificate: the one URI SAN of that scheme. A certificate that names two speaks for nobody, since
+/// two readers could take it for two different workloads (X.509-SVID §2).
+pub(crate) fn sole_spiffe_id(certificate: &X509Certificate<'_>) -> Option<SpiffeId> {
     let names = certificate.subject_alternative_name().ok()??;
-    names
+    let mut ids = names
         .value
         .general_names
         .iter()
-        .find_map(|name| match name {
-            GeneralName::URI(uri) => uri.parse().ok(),
+        .filter_map(|name| match name {
+            GeneralName::URI(uri) if uri.starts_with("spiffe://") => Some(*uri),
             _ => None,
-        })
+        });
+    match (ids.next(), ids.next()) {
+        (Some(only), None) => only.parse().ok(),
+        _ => None,
+    }
 }
 
 /// Parses DER; the reason is what the parser said.

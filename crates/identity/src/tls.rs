@@ -22,7 +22,7 @@ use rustls::{
 use spiffe::SpiffeId;
 
 use crate::WorkloadCertificate;
-use crate::certificate::{first_spiffe_id, parse};
+use crate::certificate::{parse, sole_spiffe_id};
 
 /// The one application protocol of the mesh.
 pub const ALPN_H2: &[u8] = b"h2";
@@ -55,8 +55,8 @@ pub enum TlsError {
 /// Why a peer's certificate was refused, beyond what X.509 itself says.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PeerRefused {
-    /// The certificate carries no SPIFFE id.
-    #[error("peer's certificate carries no SPIFFE id, expected {expected}")]
+    /// The certificate carries no SPIFFE id, or more than one.
+    #[error("peer's certificate does not carry exactly one SPIFFE id, expected {expected}")]
     NoIdentity {
         /// Who was expected.
         expected: String,
@@ -170,10 +170,10 @@ pub fn client_config(
     Ok(Arc::new(config))
 }
 
-/// Who a certificate speaks for: the first SPIFFE URI SAN of the leaf.
+/// Who a certificate speaks for: the sole SPIFFE URI SAN of the leaf.
 pub fn peer_identity(certificates: &[CertificateDer<'_>]) -> Option<SpiffeId> {
     let leaf = parse(certificates.first()?).ok()?;
-    first_spiffe_id(&leaf)
+    sole_spiffe_id(&leaf)
 }
 
 /// Who is at the other end of a finished handshake.

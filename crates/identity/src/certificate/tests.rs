@@ -170,15 +170,34 @@ fn broken_answers_name_the_element() {
 }
 
 #[test]
-fn a_leaf_without_a_spiffe_id_is_refused() {
+fn a_leaf_that_does_not_name_exactly_one_workload_is_refused() {
     let authority = TestAuthority::new("root");
     let key = KeyPair::generate().unwrap();
-    let name = rcgen::SanType::DnsName("web.shop".try_into().unwrap());
-    let chain = [authority.sign(&key, vec![name], hour()), authority.bundle()];
-    assert_eq!(
-        refusal(&chain, &key.serialize_pem()),
-        "certificate carries no SPIFFE id"
-    );
+    let dns = rcgen::SanType::DnsName("web.shop".try_into().unwrap());
+    let other = uri(&id("spiffe://cluster.local/ns/shop/sa/cart"));
+    let foreign = rcgen::SanType::URI("spiffe://elsewhere/web".try_into().unwrap());
+    for names in [
+        vec![dns.clone()],
+        vec![uri(&web()), other.clone()],
+        vec![other, uri(&web())],
+        vec![uri(&web()), foreign],
+        vec![uri(&web()), uri(&web())],
+    ] {
+        let chain = [
+            authority.sign(&key, names.clone(), hour()),
+            authority.bundle(),
+        ];
+        assert_eq!(
+            refusal(&chain, &key.serialize_pem()),
+            "certificate does not carry exactly one SPIFFE id",
+            "{names:?}"
+        );
+    }
+    let beside = [
+        authority.sign(&key, vec![dns, uri(&web())], hour()),
+        authority.bundle(),
+    ];
+    WorkloadCertificate::from_pem(Some(&web()), &beside, &key.serialize_pem()).unwrap();
 }
 
 #[test]
