@@ -8,7 +8,7 @@
 //! ```text
 //!  pod in the cluster + sandbox ──► Capture (rules) ──► wanted by ztunnel ──► its consent ──► annotation `enabled`
 //!                                                                   refusal or no answer yet ──► `pending`
-//!  label gone ──► Release (rules) ──► annotation removed, no longer wanted
+//!  label gone ──► annotation removed, no longer wanted ──► ztunnel has let go ──► Release (rules)
 //!  pod gone   ──► Forget
 //! ```
 
@@ -111,6 +111,10 @@ pub enum Continuity {
     Fresh,
 }
 
+/// How long the rules of a pod that leaves the mesh outlive ztunnel's silence. ztunnel ends what is open while the rules
+/// still hold: without them its resets no longer reach the application, whose next bytes would go out in the clear.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
+
 /// Options of the node.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -127,6 +131,8 @@ pub struct State {
     sandboxes: BTreeMap<String, Arc<Sandbox>>,
     rules: BTreeMap<String, Rules>,
     released: BTreeMap<String, NetnsId>,
+    /// Since when pods are on their way out of the mesh.
+    leaving: BTreeMap<String, Instant>,
     annotated: BTreeMap<String, Option<Redirection>>,
     failures: BTreeMap<String, Failure>,
     /// Pods that the cluster still has, but whose sandbox the runtime has taken down.
@@ -159,6 +165,7 @@ impl State {
                 .collect(),
             rules: BTreeMap::new(),
             released: BTreeMap::new(),
+            leaving: BTreeMap::new(),
             annotated: BTreeMap::new(),
             failures: BTreeMap::new(),
             torn_down: BTreeSet::new(),
@@ -340,7 +347,8 @@ impl State {
     }
 
     /// The next thing to do, if any is due.
-    pub fn next(&self, now: Instant) -> Option<Step> {
+    pub fn next(&mut self, now: Instant) -> Option<Step> {
+        self.note_who_leaves(now);
         let due = |uid: &str| {
             self.failures
                 .get(uid)
@@ -350,7 +358,7 @@ impl State {
             .sandboxes
             .values()
             .filter(|sandbox| due(&sandbox.uid))
-            .find_map(|sandbox| self.rule_step(sandbox));
+            .find_map(|sandbox| self.rule_step(sandbox, now));
         rules.or_else(|| {
             self.pods
                 .values()
@@ -361,14 +369,35 @@ impl State {
 
     /// When [`Self::next`] should be asked again although nothing has happened, given that it was asked at `asked`.
     pub fn next_retry(&self, asked: Instant) -> Option<Instant> {
-        self.failures
-            .values()
-            .map(|failure| failure.retry_at)
-            .filter(|retry_at| *retry_at > asked)
-            .min()
+        let retries = self.failures.values().map(|failure| failure.retry_at);
+        let releases = self.leaving.values().map(|since| *since + RELEASE_PATIENCE);
+        retries.chain(releases).filter(|at| *at > asked).min()
     }
 
-    fn rule_step(&self, sandbox: &Arc<Sandbox>) -> Option<Step> {
+    fn note_who_leaves(&mut self, now: Instant) {
+        let leaving: BTreeSet<_> = self
+            .sandboxes
+            .keys()
+            .filter(|uid| matches!(self.wish(uid), Wish::Released(_)))
+            .cloned()
+            .collect();
+        self.leaving.retain(|uid, _| leaving.contains(uid));
+        for uid in leaving {
+            self.leaving.entry(uid).or_insert(now);
+        }
+    }
+
+    /// Whether ztunnel serves the pod in this sandbox, as far as it has said.
+    fn is_served(&self, sandbox: &Sandbox) -> bool {
+        matches!(self.consent(&sandbox.uid, sandbox.netns_id()), Some(Ok(())))
+    }
+
+    fn may_lose_rules(&self, sandbox: &Sandbox, now: Instant) -> bool {
+        let waited_enough = |since: &Instant| now >= *since + RELEASE_PATIENCE;
+        !self.is_served(sandbox) || self.leaving.get(&sandbox.uid).is_some_and(waited_enough)
+    }
+
+    fn rule_step(&self, sandbox: &Arc<Sandbox>, now: Instant) -> Option<Step> {
         let rules = self.rules.get(&sandbox.uid);
         match self.wish(&sandbox.uid) {
             Wish::Captured(options) if rules.is_none_or(|rules| rules.options != options) => {
@@ -387,7 +416,8 @@ impl State {
                     .flatten()
                     .is_some();
                 let done = self.released.get(&sandbox.uid) == Some(&sandbox.netns_id());
-                (rules.is_some() || annotated && !done).then(|| Step::Release {
+                let due = rules.is_some() || annotated && !done;
+                (due && self.may_lose_rules(sandbox, now)).then(|| Step::Release {
                     sandbox: sandbox.clone(),
                 })
             }

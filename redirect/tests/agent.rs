@@ -320,7 +320,7 @@ fn a_pod_starts_once_it_is_captured_and_served_and_is_released_when_its_label_go
     lab.apply("namespace.yaml", PLAIN_NAMESPACE);
     ztunnel.expect("del u1");
     lab.until("not annotated", || lab.annotation().is_none());
-    assert!(!lab.rules());
+    lab.until("released", || !lab.rules());
     let server = application(&lab.pair.node, 8080);
     connect(&lab.pair.pod, SocketAddr::new(node_ip(Family::V4), 8080)).unwrap();
     accept(&server);

@@ -174,6 +174,40 @@ fn labels_enrol_and_release_running_pods() {
 }
 
 #[test]
+fn rules_of_a_leaving_pod_hold_until_ztunnel_has_let_go() {
+    let mut state = state(&[]);
+    state.pod_applied(pod("a"));
+    state.sandbox_arrived(sandbox("a", 1));
+    answer(&mut state, "a", 1, "");
+    settle(&mut state, Continuity::Fresh);
+    state.namespace_deleted("shop");
+    assert_eq!(
+        settle(&mut state, Continuity::Fresh),
+        ["annotate a nothing"],
+        "ztunnel still serves it"
+    );
+    assert!(state.wanted().is_empty(), "ztunnel is asked to let go");
+    state.answers_arrived(Answers::new());
+    assert_eq!(settle(&mut state, Continuity::Fresh), ["release a"]);
+}
+
+#[test]
+fn a_silent_ztunnel_does_not_keep_a_pod_captured_for_good() {
+    let mut state = state(&[]);
+    state.pod_applied(pod("a"));
+    state.sandbox_arrived(sandbox("a", 1));
+    answer(&mut state, "a", 1, "");
+    settle(&mut state, Continuity::Fresh);
+    state.namespace_deleted("shop");
+    let start = Instant::now();
+    settle(&mut state, Continuity::Fresh);
+    let retry = state.next_retry(start).expect("it asks again");
+    assert!(retry <= Instant::now() + RELEASE_PATIENCE);
+    assert_eq!(state.next(retry - Duration::from_millis(1)), None);
+    assert!(matches!(state.next(retry), Some(Step::Release { .. })));
+}
+
+#[test]
 fn a_pod_released_while_no_agent_ran_is_cleaned_up() {
     let mut state = state(&[sandbox("a", 1)]);
     state.namespace_applied("shop", Labels::new());
