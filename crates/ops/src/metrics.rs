@@ -10,17 +10,19 @@
 //! from what is exposed. And a family holds at most [`Limits::series_per_family`] series: what comes on top counts into
 //! one series labelled `overflow="true"`, so that sums stay right and the loss of detail can be seen.
 
+mod cells;
+mod text;
+
 use std::collections::{BTreeMap, HashMap};
-use std::fmt::Write as _;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use metrics::{
-    Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder,
-    SharedString, Unit,
-};
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use parking_lot::RwLock;
+
+use cells::{CounterCell, GaugeCell, HistogramCell};
+use text::escape;
 
 /// The bounds of a registry.
 #[derive(Debug, Clone, Copy)]
@@ -170,9 +172,9 @@ impl Metrics {
         let mut out = String::with_capacity(16 * 1024);
         let families = self.0.families.read();
         for (name, family) in families.iter() {
-            render_family(&mut out, name, family);
+            text::render_family(&mut out, name, family);
         }
-        render_process(&mut out);
+        text::render_process(&mut out);
         out.push_str("# EOF\n");
         out
     }
@@ -292,77 +294,6 @@ impl Cell {
     }
 }
 
-#[derive(Debug, Default)]
-struct CounterCell(AtomicU64);
-
-impl CounterFn for CounterCell {
-    fn increment(&self, value: u64) {
-        self.0.fetch_add(value, Ordering::Relaxed);
-    }
-
-    fn absolute(&self, value: u64) {
-        self.0.fetch_max(value, Ordering::Relaxed);
-    }
-}
-
-/// An f64 as its bits.
-#[derive(Debug, Default)]
-struct GaugeCell(AtomicU64);
-
-impl GaugeCell {
-    fn update(&self, change: impl Fn(f64) -> f64) {
-        let _ = self
-            .0
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |bits| {
-                Some(change(f64::from_bits(bits)).to_bits())
-            });
-    }
-}
-
-impl GaugeFn for GaugeCell {
-    fn increment(&self, value: f64) {
-        self.update(|old| old + value);
-    }
-
-    fn decrement(&self, value: f64) {
-        self.update(|old| old - value);
-    }
-
-    fn set(&self, value: f64) {
-        self.0.store(value.to_bits(), Ordering::Relaxed);
-    }
-}
-
-#[derive(Debug)]
-struct HistogramCell {
-    bounds: &'static [f64],
-    /// One more than `bounds`: the last is +Inf. Not cumulative.
-    counts: Vec<AtomicU64>,
-    sum: GaugeCell,
-}
-
-impl HistogramCell {
-    fn new(bounds: &'static [f64]) -> Self {
-        Self {
-            bounds,
-            counts: (0..=bounds.len()).map(|_| AtomicU64::new(0)).collect(),
-            sum: GaugeCell::default(),
-        }
-    }
-
-    fn count(&self) -> u64 {
-        self.counts.iter().map(|c| c.load(Ordering::Relaxed)).sum()
-    }
-}
-
-impl HistogramFn for HistogramCell {
-    fn record(&self, value: f64) {
-        let bucket = self.bounds.partition_point(|bound| *bound < value);
-        self.counts[bucket].fetch_add(1, Ordering::Relaxed);
-        self.sum.increment(value);
-    }
-}
-
 /// `a="x",b="y"` in the order given: callers always name labels in one order, so that equal sets have equal text.
 fn label_text<'a>(labels: impl Iterator<Item = (&'a str, &'a str)>) -> String {
     let mut text = String::with_capacity(256);
@@ -376,103 +307,6 @@ fn label_text<'a>(labels: impl Iterator<Item = (&'a str, &'a str)>) -> String {
         text.push('"');
     }
     text
-}
-
-fn escape(out: &mut String, value: &str) {
-    for c in value.chars() {
-        match c {
-            '\\' => out.push_str("\\\\"),
-            '"' => out.push_str("\\\""),
-            '\n' => out.push_str("\\n"),
-            c => out.push(c),
-        }
-    }
-}
-
-fn render_family(out: &mut String, name: &str, family: &Family) {
-    let Some(first) = family.series.values().next() else {
-        return;
-    };
-    let kind = first.cell.kind();
-    let (type_name, family_name) = match kind {
-        Kind::Counter => ("counter", name.strip_suffix("_total").unwrap_or(name)),
-        Kind::Gauge => ("gauge", name),
-        Kind::Histogram => ("histogram", name),
-    };
-    let _ = write!(out, "# HELP {family_name} ");
-    escape(out, &family.help);
-    let _ = writeln!(out, "\n# TYPE {family_name} {type_name}");
-    let mut series: Vec<_> = family.series.iter().collect();
-    series.sort_by_key(|(labels, _)| Arc::clone(labels));
-    for (labels, series) in series {
-        let braced = if labels.is_empty() {
-            String::new()
-        } else {
-            format!("{{{labels}}}")
-        };
-        match &series.cell {
-            Cell::Counter(cell) => {
-                let value = cell.0.load(Ordering::Relaxed);
-                let _ = writeln!(out, "{family_name}_total{braced} {value}");
-            }
-            Cell::Gauge(cell) => {
-                let value = f64::from_bits(cell.0.load(Ordering::Relaxed));
-                let _ = writeln!(out, "{family_name}{braced} {value}");
-            }
-            Cell::Histogram(cell) => render_histogram(out, family_name, labels, &braced, cell),
-        }
-    }
-}
-
-fn render_histogram(
-    out: &mut String,
-    name: &str,
-    labels: &str,
-    braced: &str,
-    cell: &HistogramCell,
-) {
-    let comma = if labels.is_empty() { "" } else { "," };
-    let mut total = 0;
-    for (i, count) in cell.counts.iter().enumerate() {
-        total += count.load(Ordering::Relaxed);
-        let bound = match cell.bounds.get(i) {
-            Some(bound) => bound.to_string(),
-            None => "+Inf".to_owned(),
-        };
-        let _ = writeln!(
-            out,
-            "{name}_bucket{{{labels}{comma}le=\"{bound}\"}} {total}"
-        );
-    }
-    let sum = f64::from_bits(cell.sum.0.load(Ordering::Relaxed));
-    let _ = writeln!(
-        out,
-        "{name}_count{braced} {total}\n{name}_sum{braced} {sum}"
-    );
-}
-
-/// What every process exposes about itself; read from /proc at the moment of the scrape.
-fn render_process(out: &mut String) {
-    let open = std::fs::read_dir("/proc/self/fd").map(|dir| dir.count().saturating_sub(1));
-    if let Ok(open) = open {
-        let _ = writeln!(
-            out,
-            "# HELP process_open_fds Number of open file descriptors.\n\
-             # TYPE process_open_fds gauge\nprocess_open_fds {open}"
-        );
-    }
-    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    let soft = limits
-        .lines()
-        .find_map(|line| line.strip_prefix("Max open files"))
-        .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    if let Some(soft) = soft {
-        let _ = writeln!(
-            out,
-            "# HELP process_max_fds Soft limit of open file descriptors.\n\
-             # TYPE process_max_fds gauge\nprocess_max_fds {soft}"
-        );
-    }
 }
 
 #[cfg(test)]
