@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::io::{
+    AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, BufReader,
+};
 use tokio::net::TcpStream;
 
 use crate::lifeline::input_ended;
@@ -174,17 +176,7 @@ async fn echo(target: SocketAddr, volume: &Volume) -> Report {
             writing.shutdown().await?;
             Ok::<_, Outcome>(receipt)
         };
-        let receive = async {
-            let mut receipt = Receipt::default();
-            let mut buffer = vec![0; 256 << 10];
-            loop {
-                let count = within(reading.read(&mut buffer)).await?;
-                if count == 0 {
-                    return Ok::<_, Outcome>(receipt);
-                }
-                receipt.add(&buffer[..count]);
-            }
-        };
+        let receive = receive_all(&mut reading, 256 << 10);
         let (sent, received) = tokio::join!(send, receive);
         progress.report.received = received.as_ref().map(Receipt::bytes).unwrap_or_default();
         progress.report.sent = sent.as_ref().map(Receipt::bytes).unwrap_or_default();
@@ -192,6 +184,22 @@ async fn echo(target: SocketAddr, volume: &Volume) -> Report {
     }
     .await;
     progress.end(outcome)
+}
+
+/// Reads until the server closes its half, `piece` bytes at most at a time.
+async fn receive_all(
+    reading: &mut (impl AsyncRead + Unpin),
+    piece: usize,
+) -> Result<Receipt, Outcome> {
+    let mut receipt = Receipt::default();
+    let mut buffer = vec![0; piece];
+    loop {
+        let count = within(reading.read(&mut buffer)).await?;
+        if count == 0 {
+            return Ok(receipt);
+        }
+        receipt.add(&buffer[..count]);
+    }
 }
 
 async fn greet(target: SocketAddr) -> Report {
@@ -333,17 +341,7 @@ async fn drip(target: SocketAddr, writes: u64) -> Report {
             writing.shutdown().await?;
             Ok::<_, Outcome>(receipt)
         };
-        let receive = async {
-            let mut receipt = Receipt::default();
-            let mut buffer = vec![0; 64 << 10];
-            loop {
-                let count = within(reading.read(&mut buffer)).await?;
-                if count == 0 {
-                    return Ok::<_, Outcome>(receipt);
-                }
-                receipt.add(&buffer[..count]);
-            }
-        };
+        let receive = receive_all(&mut reading, 64 << 10);
         let (sent, received) = tokio::join!(send, receive);
         progress.report.sent = sent.as_ref().map(Receipt::bytes).unwrap_or_default();
         progress.report.received = received.as_ref().map(Receipt::bytes).unwrap_or_default();
