@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hbone::wire::MalformedRequest;
-use hbone::{OpenError, TunnelError};
+use hbone::{BehindError, OpenError, TunnelError};
 use identity::CertificateError;
 
 use crate::pods::PodInfo;
@@ -139,7 +139,14 @@ fn tunnel_flag(error: &OpenError) -> Flag {
         | OpenError::PeerIdentity { .. }
         | OpenError::ResponseTimeout { .. }
         | OpenError::Refused { .. } => Flag::Connect,
-        OpenError::Tunnel { .. } | OpenError::Request { .. } => Flag::H2HandshakeFailure,
+        OpenError::Tunnel { .. }
+        | OpenError::Request { .. }
+        | OpenError::Behind {
+            source: BehindError::Tunnel(_),
+            ..
+        } => Flag::H2HandshakeFailure,
+        // The gateway is fine; what lies behind it did not take the connection.
+        OpenError::Behind { .. } => Flag::Connect,
         OpenError::PoolClosed => Flag::None,
     }
 }

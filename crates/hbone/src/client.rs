@@ -20,6 +20,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use crate::config::{self, Config};
 use crate::error::{OpenError, TunnelError, TunnelFault};
@@ -211,7 +212,7 @@ pub(crate) async fn connect(
     certificates: &dyn CertificateSource,
     config: &Config,
 ) -> Result<Connected, OpenError> {
-    let certificate = fetch(key, certificates, config).await?;
+    let certificate = fetch(&key.source, certificates, config).await?;
     let tls = tls::client_config(&certificate, &key.destination).map_err(|error| match error {
         tls::TlsError::NobodyExpected => OpenError::PeerIdentity {
             address: key.address,
@@ -243,27 +244,25 @@ pub(crate) async fn connect(
         address: key.address,
         after: config.handshake_timeout,
     })?
+    .map(Secured::into_connected)
     .map_err(|error| handshake_error(key, error))
 }
 
-async fn fetch(
-    key: &PoolKey,
+pub(crate) async fn fetch(
+    source: &SpiffeId,
     certificates: &dyn CertificateSource,
     config: &Config,
 ) -> Result<Arc<WorkloadCertificate>, OpenError> {
-    timeout(
-        config.certificate_timeout,
-        certificates.certificate(&key.source),
-    )
-    .await
-    .map_err(|_| OpenError::CertificateTimeout {
-        identity: key.source.clone(),
-        after: config.certificate_timeout,
-    })?
-    .map_err(|error| OpenError::Certificate {
-        identity: key.source.clone(),
-        reason: error.to_string().into(),
-    })
+    timeout(config.certificate_timeout, certificates.certificate(source))
+        .await
+        .map_err(|_| OpenError::CertificateTimeout {
+            identity: source.clone(),
+            after: config.certificate_timeout,
+        })?
+        .map_err(|error| OpenError::Certificate {
+            identity: source.clone(),
+            reason: error.to_string().into(),
+        })
 }
 
 fn handshake_error(key: &PoolKey, error: io::Error) -> OpenError {
@@ -280,8 +279,28 @@ fn handshake_error(key: &PoolKey, error: io::Error) -> OpenError {
     }
 }
 
+/// A new tunnel over any byte stream, before anything drives it.
+pub(crate) struct Secured<T> {
+    pub(crate) tunnel: Arc<Tunnel>,
+    pub(crate) io: TunnelIo<TlsStream<T>>,
+    pub(crate) driver: BoxFuture<'static, Result<(), TunnelError>>,
+}
+
+impl<T> Secured<T> {
+    fn into_connected(self) -> Connected {
+        Connected {
+            tunnel: self.tunnel,
+            driver: self.driver,
+        }
+    }
+}
+
 /// TLS and HTTP/2 over any byte stream.
-async fn handshake<T>(io: T, tls: TlsConnector, config: &Config) -> io::Result<Connected>
+pub(crate) async fn handshake<T>(
+    io: T,
+    tls: TlsConnector,
+    config: &Config,
+) -> io::Result<Secured<T>>
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -309,9 +328,16 @@ where
         }),
     });
     let release = Release::new(config.pool_unused_release);
-    let driver = drive(connection, io, keepalive, release, Arc::clone(&tunnel));
-    Ok(Connected {
+    let driver = drive(
+        connection,
+        io.clone(),
+        keepalive,
+        release,
+        Arc::clone(&tunnel),
+    );
+    Ok(Secured {
         tunnel,
+        io,
         driver: Box::pin(driver),
     })
 }

@@ -109,9 +109,55 @@ pub enum OpenError {
         /// Which part is at fault.
         reason: Arc<str>,
     },
+    /// The gateway was reached, and the tunnel through it to the destination itself could not be opened.
+    #[error("behind gateway {gateway}: {source}")]
+    Behind {
+        /// Who carries the tunnel.
+        gateway: SocketAddr,
+        /// What went wrong with the destination.
+        source: BehindError,
+    },
     /// The pool was closed: its pod is gone, or the process is ending.
     #[error("the pool of tunnels is closed")]
     PoolClosed,
+}
+
+/// What was wrong with a destination behind a gateway, which has no address that is known here.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum BehindError {
+    /// TLS or HTTP/2 could not be set up; also what is seen when the gateway cannot reach the destination.
+    #[error("handshake with the destination: {0}")]
+    Handshake(Arc<io::Error>),
+    /// The handshake did not end in time.
+    #[error("handshake with the destination: not done within {0:?}")]
+    HandshakeTimeout(Duration),
+    /// The destination proved another identity than those that it may have.
+    #[error("the destination is not one of {expected:?}: {reason}")]
+    PeerIdentity {
+        /// Who was expected.
+        expected: Arc<[SpiffeId]>,
+        /// What the verifier said.
+        reason: Arc<str>,
+    },
+    /// The tunnel broke, or the destination broke the protocol, before the answer came.
+    #[error("tunnel to the destination: {0}")]
+    Tunnel(TunnelError),
+    /// The destination did not answer the CONNECT in time.
+    #[error("the destination gave no answer to CONNECT {authority} within {after:?}")]
+    ResponseTimeout {
+        /// What was asked for.
+        authority: Arc<str>,
+        /// How long it was waited for.
+        after: Duration,
+    },
+    /// The destination answered with something else than 200.
+    #[error("the destination refused CONNECT {authority} with status {status}")]
+    Refused {
+        /// What was asked for.
+        authority: Arc<str>,
+        /// Its answer.
+        status: u16,
+    },
 }
 
 /// Why [`Server::serve`](crate::Server::serve) ended early.

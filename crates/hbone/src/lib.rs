@@ -12,6 +12,8 @@
 //!                           └► Stream ═ tunnel ═══════ Incoming ──┘
 //! ```
 //!
+//! A destination behind the gateway of another network is reached by a tunnel inside such a stream, for one connection.
+//!
 //! Invariants:
 //! * Bytes held per connection are bounded: flow-control credit goes back to the peer only as bytes reach the
 //!   application, and nothing is read from an application that the tunnel has no room for.
@@ -25,6 +27,7 @@ mod config;
 mod error;
 
 mod client;
+mod nested;
 mod pool;
 mod server;
 
@@ -39,8 +42,9 @@ mod keepalive;
 
 pub use client::{BoxFuture, Dial, TunnelInfo};
 pub use config::Config;
-pub use error::{OpenError, ServeError, TunnelError, TunnelFault};
+pub use error::{BehindError, OpenError, ServeError, TunnelError, TunnelFault};
 pub use meter::{Count, Meter};
+pub use nested::{Behind, Ends, open_inside};
 pub use pool::{Pool, PoolKey};
 pub use relay::{End, Outcome, Side, relay_tcp};
 pub use server::{Handler, Incoming, Server};

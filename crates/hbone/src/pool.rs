@@ -173,6 +173,14 @@ impl Pool {
         self.0.entries.lock().tunnels().map(|t| t.streams()).sum()
     }
 
+    pub(crate) fn config(&self) -> &Config {
+        &self.0.config
+    }
+
+    pub(crate) fn certificates(&self) -> &dyn CertificateSource {
+        &*self.0.certificates
+    }
+
     async fn lease(&self, key: &PoolKey, dial: &dyn Dial) -> Result<Lease, OpenError> {
         loop {
             match self.step(key)? {
