@@ -4,6 +4,8 @@
 //! A connection that may not or can't be opened is closed with RST, so that the application sees a failure and not an
 //! empty answer. There is no way around: what should have gone through a tunnel never goes without.
 
+mod gateway;
+
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -108,6 +110,26 @@ pub async fn serve(pod: Arc<PodProxy>, worker: WorkerId, client: TcpStream, peer
                 service,
             };
             tunnelled(&pod, worker, client, peer, &source, hop).await;
+        }
+        Route::Gateway {
+            tunnel,
+            authority,
+            expected,
+            gateway,
+            expected_behind,
+            workload: _,
+            service,
+        } => {
+            let hop = gateway::GatewayHop {
+                original: destination,
+                tunnel,
+                authority,
+                expected,
+                gateway,
+                expected_behind,
+                service,
+            };
+            gateway::through_gateway(&pod, worker, client, peer, &source, hop).await;
         }
         Route::Refused { reason, service } => {
             reset(client);
@@ -223,19 +245,7 @@ async fn tunnelled(
         verdict: None,
     };
     let tracked = pod.connections.track(worker, None, view);
-    let request = ConnectRequest {
-        authority: hop.authority,
-        baggage: Some(baggage(source)),
-        forwarded: Some(Forwarded {
-            source: Some(peer),
-            host: hop
-                .service
-                .as_ref()
-                .map(|service| service.hostname.to_string()),
-        }),
-        traceparent: Some(TraceParent::new(rand::random(), rand::random())),
-        network: None,
-    };
+    let request = request(hop.authority, source, peer, hop.service.as_deref());
     let key = PoolKey {
         source: source.identity.clone(),
         destination: hop.expected,
@@ -248,6 +258,25 @@ async fn tunnelled(
             record.close(result_of(outcome.end));
         }
         Err(error) => fail(client, record, Failure::Tunnel(error)),
+    }
+}
+
+/// What is said of a connection to whoever is asked to take it.
+fn request(
+    authority: Authority,
+    source: &Workload,
+    peer: SocketAddr,
+    service: Option<&Service>,
+) -> ConnectRequest {
+    ConnectRequest {
+        authority,
+        baggage: Some(baggage(source)),
+        forwarded: Some(Forwarded {
+            source: Some(peer),
+            host: service.map(|service| service.hostname.to_string()),
+        }),
+        traceparent: Some(TraceParent::new(rand::random(), rand::random())),
+        network: None,
     }
 }
 

@@ -9,6 +9,7 @@
 //!    ├─ this pod's own proxy port ─────────────► Refused
 //!    ├─ service with a waypoint ───────────────► Waypoint      authority: the original destination
 //!    ├─ service, or address of a workload
+//!    │    ├─ on another network ──────────────► Gateway       authority: the service's name and port
 //!    │    ├─ workload addressed, has a waypoint► Waypoint      unless the source is that waypoint
 //!    │    ├─ endpoint speaks HBONE ────────────► Hbone         authority: the endpoint and its own port
 //!    │    ├─ endpoint speaks TCP ──────────────► Direct
@@ -16,6 +17,7 @@
 //!    └─ anything else ─────────────────────────► Passthrough
 //! ```
 
+mod gateway;
 mod inbound;
 
 use std::net::{IpAddr, SocketAddr};
@@ -32,6 +34,7 @@ use mesh::{
 use rand::Rng;
 use spiffe::SpiffeId;
 
+use gateway::through_gateway;
 pub use inbound::{
     InboundRefusal, NextHop, accept_destination, candidate_services, destination_service, next_hop,
 };
@@ -99,6 +102,23 @@ pub enum Route {
         /// The service that was meant.
         service: Option<Arc<Service>>,
     },
+    /// A tunnel to the gateway of another network, and inside it one to the destination.
+    Gateway {
+        /// Where the outer tunnel ends.
+        tunnel: SocketAddr,
+        /// What to ask for, at the gateway and behind it: the service by name.
+        authority: Authority,
+        /// Who may answer at the gateway.
+        expected: Arc<[SpiffeId]>,
+        /// The gateway.
+        gateway: Arc<Workload>,
+        /// Who may answer behind it; never empty.
+        expected_behind: Arc<[SpiffeId]>,
+        /// Who was picked, as far as this side can tell.
+        workload: Arc<Workload>,
+        /// The service that was meant.
+        service: Arc<Service>,
+    },
     /// The connection must not be opened.
     Refused {
         /// Why.
@@ -123,14 +143,21 @@ pub enum Refusal {
         /// What left no endpoint.
         reason: NoEndpoint,
     },
-    /// A waypoint is named that is not known.
-    #[error("waypoint {0} is unknown")]
-    UnknownWaypoint(GatewayDestination),
-    /// A waypoint is known and nothing serves there.
-    #[error("waypoint {waypoint} cannot take the connection: {reason}")]
-    NoWaypointEndpoint {
-        /// The waypoint.
-        waypoint: GatewayDestination,
+    /// A waypoint or gateway is named that is not known.
+    #[error("{role} {reference} is unknown")]
+    UnknownHop {
+        /// What it is needed for.
+        role: Role,
+        /// How it is named.
+        reference: GatewayDestination,
+    },
+    /// A waypoint or gateway is known and nothing serves there.
+    #[error("{role} {reference} cannot take the connection: {reason}")]
+    NoHopEndpoint {
+        /// What it is needed for.
+        role: Role,
+        /// How it is named.
+        reference: GatewayDestination,
         /// What left no endpoint.
         reason: NoEndpoint,
     },
@@ -145,6 +172,26 @@ pub enum Refusal {
         /// Where that is.
         network: Arc<str>,
     },
+    /// The destination is on another network, where an address of it means nothing.
+    #[error(
+        "workload {workload} is on network {network:?}, which is reached by the names of services only"
+    )]
+    NotAService {
+        /// Who is there.
+        workload: Arc<str>,
+        /// Where that is.
+        network: Arc<str>,
+    },
+    /// The destination is on another network, and nobody could prove to be it.
+    #[error(
+        "service {service} names no identity that its endpoints on network {network:?} may have"
+    )]
+    NobodyExpected {
+        /// The service.
+        service: NamespacedHostname,
+        /// Where its endpoint is.
+        network: Arc<str>,
+    },
     /// It takes something that this version does not do.
     #[error("{subject} needs {feature}, which is not supported yet")]
     Unsupported {
@@ -155,11 +202,27 @@ pub enum Refusal {
     },
 }
 
+/// What a named hop is there for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// To judge what passes.
+    Waypoint,
+    /// To lead to another network.
+    NetworkGateway,
+}
+
+impl std::fmt::Display for Role {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Waypoint => "waypoint",
+            Self::NetworkGateway => "network gateway",
+        })
+    }
+}
+
 /// What this version does not do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Feature {
-    /// Tunnels through the gateway of another network.
-    OtherNetworks,
     /// Waypoints drawn by weight.
     WeightedWaypoints,
     /// Endpoints that have a host name instead of an address.
@@ -171,7 +234,6 @@ pub enum Feature {
 impl std::fmt::Display for Feature {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::OtherNetworks => "a tunnel through another network's gateway (double HBONE)",
             Self::WeightedWaypoints => "weighted waypoints",
             Self::HostnameEndpoints => "an endpoint that is resolved by DNS",
             Self::ProxyProtocol => "an application tunnel with PROXY protocol",
@@ -243,7 +305,9 @@ fn decide(
             destination: connection.destination,
         });
     };
-    refuse_other_network(&upstream.workload, source)?;
+    if upstream.workload.network != source.network {
+        return through_gateway(store, connection, upstream, meant, rng);
+    }
     // A connection to a service never takes the waypoint of one of its endpoints.
     if meant.is_none()
         && let Some(waypoint) = &upstream.workload.waypoint
@@ -320,8 +384,11 @@ fn through_waypoint(
     rng: &mut impl Rng,
 ) -> Result<Route, Refusal> {
     let source = connection.source;
-    let hop = resolve(store, reference, source, rng)?;
-    refuse_other_network(&hop.workload, source)?;
+    let rule = PortRule::DefinedOrTunnelled;
+    let hop = resolve(store, reference, source, rule, Role::Waypoint, rng)?;
+    if hop.workload.network != source.network {
+        return through_gateway(store, connection, hop, service.as_ref(), rng);
+    }
     // A waypoint named by its host is reached in the family of the original destination, if it has an address there.
     let family = match &reference.destination {
         GatewayDestination::Hostname(_) => connection.destination.ip(),
@@ -337,34 +404,36 @@ fn through_waypoint(
     })
 }
 
-/// Finds an endpoint of a waypoint.
+/// Finds an endpoint of a waypoint or a gateway.
 fn resolve(
     store: &Store,
     reference: &GatewayAddress,
     source: &Workload,
+    rule: PortRule,
+    role: Role,
     rng: &mut impl Rng,
 ) -> Result<Upstream, Refusal> {
     let port = reference.hbone_mtls_port;
     match referenced(store, &reference.destination, Some(&source.namespace)) {
-        None => Err(Refusal::UnknownWaypoint(reference.destination.clone())),
+        None => Err(Refusal::UnknownHop {
+            role,
+            reference: reference.destination.clone(),
+        }),
         Some(Found::Workload(workload)) => Ok(Upstream {
             workload,
             port,
             service: None,
         }),
-        Some(Found::Service(service)) => {
-            let rule = PortRule::DefinedOrTunnelled;
-            balance::pick(store, &service, source, port, rule, rng).map_err(|reason| {
-                Refusal::NoWaypointEndpoint {
-                    waypoint: reference.destination.clone(),
-                    reason,
-                }
-            })
-        }
+        Some(Found::Service(service)) => balance::pick(store, &service, source, port, rule, rng)
+            .map_err(|reason| Refusal::NoHopEndpoint {
+                role,
+                reference: reference.destination.clone(),
+                reason,
+            }),
     }
 }
 
-/// What a reference to a waypoint stands for: a service, or else a workload.
+/// What a reference to a waypoint or gateway stands for: a service, or else a workload.
 fn referenced(
     store: &Store,
     destination: &GatewayDestination,
@@ -406,25 +475,6 @@ fn backs(workload: &Workload, service: &Service) -> bool {
     workload
         .ports_for(&service.namespace, &service.hostname)
         .is_some()
-}
-
-fn refuse_other_network(workload: &Workload, source: &Workload) -> Result<(), Refusal> {
-    if workload.network == source.network {
-        return Ok(());
-    }
-    if workload.network_gateway.is_none() {
-        return Err(Refusal::NoGateway {
-            workload: workload.uid.clone(),
-            network: workload.network.clone(),
-        });
-    }
-    Err(Refusal::Unsupported {
-        subject: format!(
-            "workload {} on network {:?}",
-            workload.uid, workload.network
-        ),
-        feature: Feature::OtherNetworks,
-    })
 }
 
 fn address(

@@ -40,7 +40,7 @@ pub struct ConnectRequest {
     pub forwarded: Option<Forwarded>,
     /// The trace that the connection belongs to.
     pub traceparent: Option<TraceParent>,
-    /// The network of the source, where it is another one.
+    /// The network of the source, where a gateway may lie between; the network without a name is one too.
     pub network: Option<String>,
 }
 
@@ -108,9 +108,7 @@ impl ConnectRequest {
             baggage: Baggage::from_headers(all_of(headers, &BAGGAGE)),
             forwarded: first_of(headers, &FORWARDED).and_then(Forwarded::parse),
             traceparent: first_of(headers, &TRACEPARENT).and_then(TraceParent::parse),
-            network: first_of(headers, &FORWARDED_NETWORK)
-                .filter(|network| !network.is_empty())
-                .map(str::to_owned),
+            network: first_of(headers, &FORWARDED_NETWORK).map(str::to_owned),
         })
     }
 }

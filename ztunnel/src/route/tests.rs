@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+mod gateway;
 mod inbound;
 
 use mesh::workload::{HealthStatus, Membership, NetworkMode};
@@ -176,6 +177,22 @@ fn line(route: &Route) -> String {
             names(expected),
             waypoint.name,
             of(service)
+        ),
+        Route::Gateway {
+            tunnel,
+            authority,
+            expected,
+            gateway,
+            expected_behind,
+            workload,
+            service,
+        } => format!(
+            "gateway {tunnel} of {} ({}) asks {authority} of {} ({}){}",
+            names(expected),
+            gateway.name,
+            names(expected_behind),
+            workload.name,
+            of(&Some(service.clone()))
         ),
         Route::Refused { reason, service } => format!("refused{}: {reason}", of(service)),
     }
@@ -357,63 +374,6 @@ fn a_passthrough_service_takes_its_waypoint_or_the_original_destination() {
 }
 
 #[test]
-fn an_endpoint_on_another_network_is_refused_with_or_without_a_gateway() {
-    let mesh = Mesh::of([elsewhere(server())]).with(cart());
-    check(
-        &mesh,
-        "10.96.0.2:80",
-        "refused for cart: workload c1//Pod/shop/server is on network \"elsewhere\" and names no gateway to it",
-    );
-    let network_gateway = at_address("10.0.0.9");
-    let mesh = Mesh::of([elsewhere(Workload {
-        network_gateway,
-        ..server()
-    })])
-    .with(cart());
-    check(
-        &mesh,
-        "10.96.0.2:80",
-        "refused for cart: workload c1//Pod/shop/server on network \"elsewhere\" needs a tunnel through another \
-         network's gateway (double HBONE), which is not supported yet",
-    );
-}
-
-#[test]
-fn a_failover_service_leaves_the_network_only_when_nothing_is_ready_here() {
-    let mut cart = cart();
-    cart.load_balancer.mode = Mode::Failover;
-    cart.load_balancer.routing_preferences = vec![mesh::service::Scope::Network];
-    let remote = || {
-        let network_gateway = at_address("10.0.0.9");
-        let remote = backing(pod("remote", &[]), SERVICE, &[(80, 8080)]);
-        elsewhere(Workload {
-            network_gateway,
-            ..remote
-        })
-    };
-    let mesh = Mesh::of([server(), remote()]).with(cart.clone());
-    let expected = "hbone 10.0.0.2:15008 asks 10.0.0.2:8080 of server (server) for cart";
-    check(&mesh, "10.96.0.2:80", expected);
-    let sick = Workload {
-        status: HealthStatus::Unhealthy,
-        ..server()
-    };
-    let route = routed(
-        &Mesh::of([sick, remote()]).with(cart),
-        &client(),
-        "10.96.0.2:80",
-    );
-    let Route::Refused {
-        reason: Refusal::Unsupported { feature, .. },
-        ..
-    } = route
-    else {
-        panic!("{route:?}");
-    };
-    assert_eq!(feature, Feature::OtherNetworks);
-}
-
-#[test]
 fn an_ipv6_request_reaches_a_waypoint_named_by_ipv4() {
     let waypoint = at_address("10.0.0.8");
     let server = pod("server", &["fd00::2"]);
@@ -495,22 +455,6 @@ fn an_application_tunnel_takes_the_waypoint_port_that_the_service_lacks() {
         .with(service(WAYPOINT, "10.96.0.8", &[(80, 80)]));
     let expected = "waypoint 10.0.0.8:15008 asks 10.96.0.2:80 of wp (wp) for cart";
     check(&mesh, "10.96.0.2:80", expected);
-}
-
-#[test]
-fn a_waypoint_on_another_network_is_refused() {
-    let away = elsewhere(Workload {
-        network_gateway: at_address("10.0.0.9"),
-        ..waypoint()
-    });
-    let mesh = Mesh::of([server(), away])
-        .with(Service {
-            waypoint: at_host(WAYPOINT),
-            ..cart()
-        })
-        .with(service(WAYPOINT, "10.96.0.8", &[(15008, 15008)]));
-    let route = routed(&mesh, &client(), "10.96.0.2:80");
-    assert!(line(&route).contains("double HBONE"), "{}", line(&route));
 }
 
 #[test]
