@@ -19,7 +19,6 @@ use identity::{CertificateSource, Certificates};
 use mesh::Workload;
 use ops::shutdown::{DrainSignal, Shutdown};
 use parking_lot::Mutex;
-use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
@@ -220,6 +219,11 @@ impl PodProxy {
         peer: SocketAddr,
         place: Place,
     ) {
+        if entrance != Entrance::Hbone {
+            // From now on, and even if this process is killed: an application never takes for an answer that it got
+            // none. A tunnel says by itself when it ends in order.
+            let _ = socket.set_zero_linger();
+        }
         let _counted = self.shared.recorder.socket(entrance.reporter());
         let cut = self.cut.clone();
         let worker = place.worker;
@@ -415,7 +419,7 @@ pub fn set_timeouts(socket: &impl std::os::fd::AsFd, tcp: &Tcp) {
 
 /// Closes with RST, so that the client sees a failure and not an empty answer.
 pub fn reset(socket: TcpStream) {
-    let _ = SockRef::from(&socket).set_linger(Some(Duration::ZERO));
+    let _ = socket.set_zero_linger();
 }
 
 pub fn canonical(address: SocketAddr) -> SocketAddr {

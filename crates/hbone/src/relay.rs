@@ -9,7 +9,8 @@
 //! ```
 //!
 //! The two directions are independent: each has its own end. A side that is not being read is watched for a reset,
-//! so that an abort is mirrored at once and not only with the next byte.
+//! so that an abort is mirrored at once and not only with the next byte. Whatever else ends a relay, be it the death of
+//! the process, resets its sockets too: an application never takes for the end what was cut off.
 
 mod carry;
 mod deliver;
@@ -23,6 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
+use socket2::SockRef;
 use tokio::net::TcpStream;
 
 use carry::carry;
@@ -302,33 +304,23 @@ async fn until_end(
     .await
 }
 
-/// A socket that is reset when dropped, unless all went in order.
+/// A socket that is reset whenever it is closed, unless all went in order.
 struct SocketGuard {
     socket: TcpStream,
-    in_order: bool,
 }
 
 impl SocketGuard {
     fn new(socket: TcpStream) -> Self {
         // What leaves has been gathered already; and an old socket without the option works just as well.
         let _ = socket.set_nodelay(true);
-        Self {
-            socket,
-            in_order: false,
-        }
+        // Closing with a linger time of zero sends RST instead of FIN. Set from the beginning, because the kernel closes
+        // the sockets of a process that is killed, and a FIN would look like the end of all there was.
+        let _ = socket.set_zero_linger();
+        Self { socket }
     }
 
     fn in_order(&mut self) {
-        self.in_order = true;
-    }
-}
-
-impl Drop for SocketGuard {
-    fn drop(&mut self) {
-        if !self.in_order {
-            // Closing with a linger time of zero sends RST instead of FIN.
-            let _ = self.socket.set_zero_linger();
-        }
+        let _ = SockRef::from(&self.socket).set_linger(None);
     }
 }
 
@@ -362,6 +354,19 @@ impl Drop for StreamGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_socket_is_closed_by_reset_until_all_went_in_order() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap());
+        let (client, _accepted) = tokio::join!(client, listener.accept());
+        let mut guard = SocketGuard::new(client.unwrap());
+        let linger = |guard: &SocketGuard| SockRef::from(&guard.socket).linger().unwrap();
+        // Nothing of ours runs when the process is killed: this alone decides.
+        assert_eq!(linger(&guard), Some(std::time::Duration::ZERO));
+        guard.in_order();
+        assert_eq!(linger(&guard), None);
+    }
 
     /// Of the future that a function returns, without calling it.
     fn size_of_future<A, F>(_: impl FnOnce(A) -> F) -> usize {
