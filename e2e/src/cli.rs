@@ -84,6 +84,18 @@ enum Verb {
     Capture(CaptureArguments),
     /// Print the log of a daemon or pod: istiod-lite, ztunnel-a, istio-cni-node-a, shop/client
     Logs { name: String },
+    /// End a daemon or pod at once, as a crash would; it is started again
+    #[command(
+        after_help = "Examples:\n  e2e kill ztunnel-b\n  e2e kill istiod-lite --stay-down; e2e start istiod-lite\n  e2e kill shop/web-b"
+    )]
+    Kill {
+        name: String,
+        /// Leave it ended until `e2e start`
+        #[arg(long)]
+        stay_down: bool,
+    },
+    /// Let what `e2e kill --stay-down` ended start again
+    Start { name: String },
     /// End the lab
     Down,
     /// Hold a conversation with one of the lab's servers and report on it as JSON; to be run in a pod
@@ -182,6 +194,21 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Verb::Status { output } => show_status(&environment, &name, output),
         Verb::Capture(arguments) => capture(&environment, &name, &arguments),
         Verb::Logs { name: log } => logs(&environment, &name, &log),
+        Verb::Kill {
+            name: victim,
+            stay_down,
+        } => {
+            let access = Access::to_running(&environment, &name)?;
+            match stay_down {
+                true => access.hold_down(&victim)?,
+                false => access.kill(&victim)?,
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Verb::Start { name: held } => {
+            Access::to_running(&environment, &name)?.let_start(&held)?;
+            Ok(ExitCode::SUCCESS)
+        }
         Verb::Down => down(&environment, &name),
         Verb::Traffic(conversation) => {
             report(runtime()?.block_on(local(async { converse(&conversation).await })))

@@ -6,6 +6,8 @@
 
 mod access;
 mod held;
+mod process;
+mod sniffing;
 
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
@@ -17,6 +19,8 @@ use anyhow::{Context as _, Result, bail};
 
 pub use self::access::Finished;
 pub use self::held::Held;
+pub use self::process::Process;
+pub use self::sniffing::Sniffing;
 use crate::environment::Environment;
 use crate::lab::Message;
 use crate::lab::container::Programs;

@@ -7,6 +7,7 @@
 //! From the outside in:
 //! - [`cli`]: the commands
 //! - [`handle`]: start a lab and act in it; what the tour and the tests use
+//! - [`trial`], [`load`]: traffic in the background of a fault, and what became of it
 //! - [`tour`]: the proofs `e2e up` shows
 //! - [`lab`]: the lab's own process: daemons, kubelets, runtime
 //! - [`traffic`]: the servers and clients that run in pods
@@ -22,6 +23,7 @@ pub mod handle;
 pub mod lab;
 pub mod launch;
 pub mod lifeline;
+pub mod load;
 pub mod manifests;
 pub mod namespaces;
 pub mod network;
@@ -34,4 +36,5 @@ pub mod tokens;
 pub mod topology;
 pub mod tour;
 pub mod traffic;
+pub mod trial;
 pub mod wire;

@@ -10,6 +10,7 @@
 //!      /pods/NS_NAME.json     what the runtime knows of a pod
 //!      /logs/NAME.log         what a daemon or container printed
 //!      /node-a/ /node-b/      sockets, tokens, CNI configuration of a node
+//!      /down/NAME             the daemon or pod of that log name is not to be started
 //!      /istiod/               state of the control plane: its CA, roots, the keys tokens are checked with
 //! ```
 
@@ -115,6 +116,16 @@ impl StateDir {
         }
     }
 
+    /// As long as this is there, the daemon or pod of that log name is not started again once it has ended.
+    pub fn held_down(&self, name: &str) -> PathBuf {
+        self.root.join("down").join(name)
+    }
+
+    /// Variables for the control plane, one `NAME=VALUE` a line, read whenever it is started.
+    pub fn control_plane_environment(&self) -> PathBuf {
+        self.istiod().join("environment")
+    }
+
     pub fn pod_record(&self, pod: &PodName) -> PathBuf {
         self.root.join("pods").join(format!("{}.json", pod.slug()))
     }
@@ -127,6 +138,7 @@ impl StateDir {
             "logs",
             "netns",
             "pods",
+            "down",
             "istiod",
             "node-a",
             "node-b",

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The traffic of the lab: small servers that run in pods ([`server`]) and clients that say exactly what happened to
-//! their connection ([`client`]), as one JSON object on standard output.
+//! their connection ([`client`]), as one JSON object on standard output; [`load`] goes on and on and tells as it goes.
 
 pub mod client;
 pub mod http;
+pub mod load;
 pub mod payload;
 pub mod server;
 

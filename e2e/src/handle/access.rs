@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What can be done in a running lab: each method is a call of the `e2e` program, or reads a file that it left.
 
-use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,7 +12,6 @@ use serde::de::DeserializeOwned;
 use super::{Access, Held, eventually, proxy_of};
 use crate::access_log::{self, Entry};
 use crate::environment::Environment;
-use crate::sniff::Traffic;
 use crate::state::{PodRecord, StateDir};
 use crate::telemetry::Metrics;
 use crate::topology::{Node, PodName};
@@ -130,44 +128,6 @@ impl Access {
         let target = target.to_string();
         let command = self.tool(place, &["traffic", "hold", &target]);
         Held::start(command).with_context(|| format!("from {place} to {target}"))
-    }
-
-    /// Watches the wire of a node while `during` runs.
-    pub fn sniff<T>(
-        &self,
-        node: Node,
-        marker: Option<&str>,
-        during: impl FnOnce() -> Result<T>,
-    ) -> Result<(T, Traffic)> {
-        let mut arguments = vec!["capture", node.name(), "--output", "json", "--flows"];
-        if let Some(marker) = marker {
-            arguments.extend(["--marker", marker]);
-        }
-        let mut process = self
-            .command(&arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot run e2e capture")?;
-        let mut output = BufReader::new(process.stdout.take().context("the capture's output")?);
-        let mut first = String::new();
-        output
-            .read_line(&mut first)
-            .context("the capture's output")?;
-        ensure!(
-            first.contains("capturing"),
-            "the capture on {node} did not start: {first}"
-        );
-        let outcome = during();
-        drop(process.stdin.take());
-        let mut rest = String::new();
-        output
-            .read_to_string(&mut rest)
-            .context("the capture's output")?;
-        process.wait().context("the capture")?;
-        let traffic = serde_json::from_str(rest.trim())
-            .with_context(|| format!("the capture printed {rest}"))?;
-        Ok((outcome?, traffic))
     }
 
     /// Stores objects in the lab's cluster.

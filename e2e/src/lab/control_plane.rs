@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! istiod-lite, in a namespace of its own beside the nodes, without any capability.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
@@ -35,11 +36,7 @@ impl ControlPlane {
         let process = Process {
             program: programs.of_mesh(NAME)?,
             arguments: arguments(state),
-            environment: [
-                ("RUST_LOG".to_owned(), "info".to_owned()),
-                ("RUST_BACKTRACE".to_owned(), "1".to_owned()),
-            ]
-            .into(),
+            environment: BTreeMap::new(),
             grant: Grant::NOTHING,
         };
         let stop = CancellationToken::new();
@@ -102,14 +99,32 @@ fn arguments(state: &StateDir) -> Vec<String> {
         .collect()
 }
 
+/// What everybody gets, and what somebody asked for.
+fn environment(state: &StateDir) -> BTreeMap<String, String> {
+    let usual = [("RUST_LOG", "info"), ("RUST_BACKTRACE", "1")]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()));
+    // Without the file nobody has asked for anything.
+    let asked = std::fs::read_to_string(state.control_plane_environment()).unwrap_or_default();
+    let asked = asked.lines().filter_map(|line| {
+        let (name, value) = line.split_once('=')?;
+        Some((name.to_owned(), value.to_owned()))
+    });
+    usual.into_iter().chain(asked).collect()
+}
+
 async fn supervise(
     state: StateDir,
     programs: Rc<Programs>,
-    process: Process,
+    mut process: Process,
     stop: CancellationToken,
 ) {
     let netns = state.netns(&Place::ControlPlane);
     while !stop.is_cancelled() {
+        if state.held_down(NAME).exists() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        }
+        process.environment = environment(&state);
         match process.start(&programs, &netns, &state.log(NAME)) {
             Ok(mut child) => {
                 note_pid(&state, child.id());

@@ -5,11 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use capture::contract::{PROBE_SOURCE_V4, PROBE_SOURCE_V6};
 
 use crate::access_log::{self, Entry};
 use crate::handle::{Access, eventually, proxy_of};
-use crate::sniff::Traffic;
+use crate::sniff::{Flow, Traffic};
 use crate::telemetry::Metrics;
 use crate::topology::Node;
 use crate::tour::scenarios::{Family, Manner, Target, Witness};
@@ -133,8 +132,7 @@ fn answered_by(reports: &[Report]) -> Vec<String> {
 }
 
 fn look_at_the_wire(seen: &mut Seen, source: IpAddr, wires: &[Traffic]) {
-    let ours =
-        |flow: &&crate::sniff::Flow| flow.source.ip() == source || flow.destination.ip() == source;
+    let ours = |flow: &&Flow| flow.source.ip() == source || flow.destination.ip() == source;
     let flows = || wires.iter().flat_map(|wire| &wire.flows);
     seen.tls_records = flows()
         .filter(ours)
@@ -143,28 +141,13 @@ fn look_at_the_wire(seen: &mut Seen, source: IpAddr, wires: &[Traffic]) {
         .sum();
     // The text counts wherever it stood: a proxy that speaks for the pod from another address would be no better.
     seen.transport =
-        if flows().any(|flow| flow.marker) || flows().filter(ours).any(speaks_in_the_clear) {
+        if flows().any(|flow| flow.marker) || flows().filter(ours).any(Flow::is_in_the_clear) {
             Some(Transport::Plaintext)
         } else if seen.tls_records > 0 {
             Some(Transport::MutualTls)
         } else {
             None
         };
-}
-
-/// Bytes to or from one of the servers' own ports: there is no tunnel around them.
-fn speaks_in_the_clear(flow: &crate::sniff::Flow) -> bool {
-    let own = |address: SocketAddr| matches!(address.port(), 8080 | 9000..=9003);
-    // A node's health checks have to be plain.
-    let checks = |address: IpAddr| {
-        address == IpAddr::from(PROBE_SOURCE_V4)
-            || address == IpAddr::from(PROBE_SOURCE_V6)
-            || Node::ALL
-                .iter()
-                .any(|node| node.gateway().both().contains(&address))
-    };
-    let of_node = checks(flow.source.ip()) || checks(flow.destination.ip());
-    flow.bytes > 0 && !of_node && (own(flow.source) || own(flow.destination))
 }
 
 /// How logs and counters stood before the conversation.

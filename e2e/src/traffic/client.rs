@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 
 use crate::lifeline::input_ended;
 use crate::traffic::payload::{Payload, Receipt};
-use crate::traffic::{Outcome, Report, http};
+use crate::traffic::{Outcome, Report, http, load};
 
 /// What a client does.
 #[derive(Debug, Clone, Subcommand)]
@@ -60,6 +60,8 @@ pub enum Conversation {
     },
     /// Keep one connection to an echo server in use until it ends or the input does
     Hold { target: SocketAddr },
+    /// Keep traffic of all kinds up until the input ends; one JSON line for each thing that happens
+    Load(load::Plan),
 }
 
 /// How much to send, and what.
@@ -106,6 +108,7 @@ pub async fn converse(conversation: &Conversation) -> Report {
         } => parallel(*target, *connections).await,
         Conversation::Drip { target, writes } => drip(*target, *writes).await,
         Conversation::Hold { target } => hold(*target).await,
+        Conversation::Load(plan) => load::generate(plan).await,
     };
     report.milliseconds = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     report

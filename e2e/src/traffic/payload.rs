@@ -10,6 +10,8 @@ pub enum Payload {
     Random(u64),
     /// A text over and over, so that it is found on a wire that carries it in the clear.
     Marker { text: Vec<u8>, at: usize },
+    /// The text again, each time with its number behind it, so that a piece in the wrong place is told from the right one.
+    Numbered { text: Vec<u8>, at: u64 },
 }
 
 impl Payload {
@@ -19,6 +21,13 @@ impl Payload {
 
     pub fn marker(text: &str) -> Self {
         Self::Marker {
+            text: text.as_bytes().to_vec(),
+            at: 0,
+        }
+    }
+
+    pub fn numbered(text: &str) -> Self {
+        Self::Numbered {
             text: text.as_bytes().to_vec(),
             at: 0,
         }
@@ -42,7 +51,24 @@ impl Payload {
                     *at = if *at + 1 >= text.len() { 0 } else { *at + 1 };
                 }
             }
+            Self::Numbered { text, at } => fill_numbered(text, at, buffer),
         }
+    }
+}
+
+/// Copies block by block: bytes one by one would cost more than all else.
+fn fill_numbered(text: &[u8], at: &mut u64, buffer: &mut [u8]) {
+    let length = text.len() as u64 + 8;
+    let mut rest = buffer;
+    while !rest.is_empty() {
+        let mut block = text.to_vec();
+        block.extend((*at / length).to_be_bytes());
+        let within = usize::try_from(*at % length).unwrap_or_default();
+        let piece = rest.len().min(block.len() - within);
+        let (now, later) = rest.split_at_mut(piece);
+        now.copy_from_slice(&block[within..within + piece]);
+        *at += piece as u64;
+        rest = later;
     }
 }
 
@@ -90,6 +116,22 @@ mod tests {
         assert_eq!(&buffer, b"abca");
         payload.fill(&mut buffer);
         assert_eq!(&buffer, b"bcab");
+    }
+
+    #[test]
+    fn numbered_blocks_are_the_same_however_they_are_cut() {
+        let mut whole = [0; 100];
+        Payload::numbered("abc").fill(&mut whole);
+        assert_eq!(&whole[..14], b"abc\0\0\0\0\0\0\0\0abc");
+        assert_eq!(whole[21], 1);
+        let mut cut = Payload::numbered("abc");
+        let mut pieces = Vec::new();
+        for size in [1, 10, 11, 3, 40, 35] {
+            let mut piece = vec![0; size];
+            cut.fill(&mut piece);
+            pieces.extend(piece);
+        }
+        assert_eq!(pieces, whole);
     }
 
     #[test]

@@ -131,6 +131,7 @@ impl PodLife {
                 process,
                 check: Check::of_probe(container.readiness_probe.as_ref())?,
                 log: self.shared.state.log(&log),
+                held_down: self.shared.state.held_down(&self.name.slug()),
                 child: None,
                 restarts: 0,
                 start: Backoff {

@@ -19,6 +19,8 @@ pub(super) struct Running {
     pub(super) process: Process,
     pub(super) check: Check,
     pub(super) log: PathBuf,
+    /// As long as this file is there, it is not started.
+    pub(super) held_down: PathBuf,
     pub(super) child: Option<Child>,
     pub(super) restarts: u32,
     /// A container that ends at once is started again later and later.
@@ -59,6 +61,10 @@ impl Running {
             }
             self.child = None;
             return true;
+        }
+        if self.held_down.exists() {
+            *complaint = Some(format!("container {}: held down", self.name));
+            return false;
         }
         let now = Instant::now();
         // What ran well for a while has earned a quick start.

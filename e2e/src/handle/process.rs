@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A process of the lab as the machine around it sees it: to be killed, stopped, measured and held down.
+//!
+//! The lab has process ids of its own; outside each of its processes has another one. What counts here is the latter, so
+//! that nothing need be run inside.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rustix::process::{Resource, Rlimit};
+
+use super::Access;
+use crate::state::{LabRecord, StateDir, process_start};
+use crate::topology::{PodName, SYSTEM_NAMESPACE};
+
+/// One process of the lab. It may be gone at any time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Process {
+    /// Outside of the lab.
+    pub pid: u32,
+    started: u64,
+}
+
+impl Access {
+    /// The process of a daemon (`istiod-lite`, `ztunnel-a`, `istio-cni-node-a`) or of a pod's first container.
+    pub fn process(&self, name: &str) -> Result<Process> {
+        let inside = inside_pid(self.state(), name)?;
+        let pid = outside_pid(&self.state().read_record()?, inside)
+            .with_context(|| format!("process {inside} of {name}"))?;
+        let started = process_start(pid).with_context(|| format!("{name} has just ended"))?;
+        Ok(Process { pid, started })
+    }
+
+    /// Ends a daemon or pod at once; whoever keeps it running starts it again. Returns once it is gone.
+    pub fn kill(&self, name: &str) -> Result<()> {
+        let process = self.process(name)?;
+        process.signal(Signal::SIGKILL)?;
+        process.wait_until_gone()
+    }
+
+    /// As [`Self::kill`], and nobody starts it again until [`Self::let_start`].
+    pub fn hold_down(&self, name: &str) -> Result<()> {
+        std::fs::write(self.state().held_down(&log_name(name)?), [])
+            .with_context(|| format!("cannot hold {name} down"))?;
+        self.kill(name)
+    }
+
+    /// Ends what [`Self::hold_down`] began.
+    pub fn let_start(&self, name: &str) -> Result<()> {
+        std::fs::remove_file(self.state().held_down(&log_name(name)?))
+            .with_context(|| format!("{name} is not held down"))
+    }
+}
+
+impl Process {
+    pub fn is_running(&self) -> bool {
+        // A zombie still has its line; its state is the field after the name.
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        let zombie = stat
+            .rsplit_once(')')
+            .is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']));
+        process_start(self.pid) == Some(self.started) && !zombie
+    }
+
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        ensure!(self.is_running(), "process {} has ended", self.pid);
+        let pid = i32::try_from(self.pid).context("a process id")?;
+        kill(Pid::from_raw(pid), signal)
+            .with_context(|| format!("cannot signal process {}", self.pid))
+    }
+
+    fn wait_until_gone(&self) -> Result<()> {
+        super::eventually(
+            &format!("process {} is gone", self.pid),
+            std::time::Duration::from_secs(10),
+            || {
+                ensure!(!self.is_running(), "it still runs");
+                Ok(())
+            },
+        )
+    }
+
+    /// How many descriptors it holds.
+    pub fn descriptors(&self) -> Result<usize> {
+        let folder = format!("/proc/{}/fd", self.pid);
+        let entries =
+            std::fs::read_dir(&folder).with_context(|| format!("cannot list {folder}"))?;
+        Ok(entries.count())
+    }
+
+    /// Bytes of memory that are its own now.
+    pub fn memory(&self) -> Result<u64> {
+        let kibibytes: u64 = status_field(self.pid, "RssAnon")?
+            .split_whitespace()
+            .next()
+            .unwrap_or_default()
+            .parse()
+            .context("RssAnon is no number")?;
+        Ok(kibibytes << 10)
+    }
+
+    /// Allows it descriptors up to this many; `None` allows what its hard limit does. Those it holds stay.
+    pub fn limit_descriptors(&self, most: Option<u64>) -> Result<()> {
+        let maximum = self.hard_limit()?;
+        let pid = i32::try_from(self.pid)
+            .ok()
+            .and_then(rustix::process::Pid::from_raw)
+            .context("a process id")?;
+        let limit = Rlimit {
+            current: most.or(maximum),
+            maximum,
+        };
+        rustix::process::prlimit(Some(pid), Resource::Nofile, limit)
+            .map(drop)
+            .context("cannot limit a process's descriptors")
+    }
+
+    fn hard_limit(&self) -> Result<Option<u64>> {
+        let path = format!("/proc/{}/limits", self.pid);
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        let line = text.lines().find(|line| line.starts_with("Max open files"));
+        let hard = line.and_then(|line| line.split_whitespace().nth(4));
+        match hard.with_context(|| format!("{path} names no limit of open files"))? {
+            "unlimited" => Ok(None),
+            number => Ok(Some(number.parse().context("the limit of open files")?)),
+        }
+    }
+}
+
+/// Its process id in the lab.
+fn inside_pid(state: &StateDir, name: &str) -> Result<u32> {
+    if name == crate::lab::control_plane::NAME {
+        let path = state.control_plane_pid();
+        let text = std::fs::read_to_string(&path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        return text
+            .trim()
+            .parse()
+            .context("the control plane's process id");
+    }
+    let record = state.read_pod(&pod_name(name)?)?;
+    let container = record.containers.first();
+    container
+        .and_then(|container| container.pid)
+        .with_context(|| format!("{name} does not run now"))
+}
+
+fn pod_name(name: &str) -> Result<PodName> {
+    match name.contains('/') {
+        true => name.parse().map_err(anyhow::Error::msg),
+        false => Ok(PodName::new(SYSTEM_NAMESPACE, name)),
+    }
+}
+
+/// Under which name its log goes.
+fn log_name(name: &str) -> Result<String> {
+    match name {
+        crate::lab::control_plane::NAME => Ok(name.to_owned()),
+        pod => Ok(pod_name(pod)?.slug()),
+    }
+}
+
+fn outside_pid(lab: &LabRecord, inside: u32) -> Result<u32> {
+    let namespace = |pid: u32| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let ours = namespace(lab.pid).context("the lab is gone")?;
+    for entry in std::fs::read_dir("/proc").context("cannot list processes")? {
+        let Some(pid) = entry?
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        let innermost = status_field(pid, "NSpid")
+            .ok()
+            .and_then(|ids| ids.split_whitespace().last()?.parse().ok());
+        if innermost == Some(inside) && namespace(pid).as_ref() == Some(&ours) {
+            return Ok(pid);
+        }
+    }
+    bail!("there is no such process")
+}
+
+fn status_field(pid: u32, name: &str) -> Result<String> {
+    let path = format!("/proc/{pid}/status");
+    let text = std::fs::read_to_string(Path::new(&path))
+        .with_context(|| format!("process {pid} is gone"))?;
+    let found = text.lines().find_map(|line| {
+        line.strip_prefix(name)
+            .and_then(|rest| rest.strip_prefix(':'))
+    });
+    Ok(found
+        .with_context(|| format!("{path} has no {name}"))?
+        .trim()
+        .to_owned())
+}
