@@ -13,7 +13,7 @@ use spiffe::TrustDomain;
 use crate::{
     authenticate::NodeAccount,
     ca::{Lifetimes, ServingName},
-    translate::Mesh,
+    translate::{Mesh, Ranges},
 };
 
 /// The environment, handed in.
@@ -56,6 +56,15 @@ pub struct Arguments {
     /// Namespace whose policies hold for the whole mesh [ROOT_NAMESPACE; istio-system]
     #[arg(long)]
     root_namespace: Option<String>,
+    /// Whether hosts of ServiceEntries that have no address are given one [PILOT_ENABLE_IP_AUTOALLOCATE; true]
+    #[arg(long)]
+    auto_allocate: Option<String>,
+    /// Where their IPv4 addresses are taken from [PILOT_IP_AUTOALLOCATE_IPV4_PREFIX; 240.240.0.0/16]
+    #[arg(long)]
+    auto_allocate_v4: Option<String>,
+    /// Where their IPv6 addresses are taken from [PILOT_IP_AUTOALLOCATE_IPV6_PREFIX; 2001:2::/48]
+    #[arg(long)]
+    auto_allocate_v6: Option<String>,
     /// Service accounts that may ask for the identities of their node's pods, as
     /// namespace/name, separated by commas [CA_TRUSTED_NODE_ACCOUNTS; <root namespace>/ztunnel]
     #[arg(long)]
@@ -156,6 +165,7 @@ impl Config {
         );
         let cluster_id = reader.text(&a.cluster_id, "CLUSTER_ID", "Kubernetes");
         let cluster_domain = reader.text(&a.domain, "CLUSTER_DOMAIN", "cluster.local");
+        let auto_allocate = reader.auto_allocate(a);
         let state = reader.required(&a.state, "state", "STATE_DIR");
         let jwks = reader.required(&a.jwks, "jwks", "JWKS_PATH");
         let issuer = reader.required(&a.issuer, "issuer", "TOKEN_ISSUER");
@@ -206,6 +216,7 @@ impl Config {
                 cluster_domain,
                 trust_domain,
                 root_namespace: root,
+                auto_allocate,
             },
             authority: AuthorityConfig {
                 state: state.into(),
@@ -268,6 +279,30 @@ impl Reader<'_> {
                     .push(format!("--{name} ({variable}): {text:?}: {error}"));
             })
             .ok()
+    }
+
+    fn auto_allocate(&mut self, a: &Arguments) -> Option<Ranges> {
+        let on = self.parsed(
+            &a.auto_allocate,
+            "auto-allocate",
+            "PILOT_ENABLE_IP_AUTOALLOCATE",
+            "true",
+        );
+        let Ranges { v4, v6 } = Ranges::default();
+        let v4 = self.parsed(
+            &a.auto_allocate_v4,
+            "auto-allocate-v4",
+            "PILOT_IP_AUTOALLOCATE_IPV4_PREFIX",
+            &v4.to_string(),
+        );
+        let v6 = self.parsed(
+            &a.auto_allocate_v6,
+            "auto-allocate-v6",
+            "PILOT_IP_AUTOALLOCATE_IPV6_PREFIX",
+            &v6.to_string(),
+        );
+        let ranges = v4.zip(v6).map(|(v4, v6)| Ranges { v4, v6 });
+        ranges.filter(|_| on == Some(true))
     }
 
     fn list(
@@ -413,6 +448,7 @@ mod tests {
         let config = read(&[], &LEAST).expect("valid");
         assert_eq!(config.listen.port(), 15012);
         assert_eq!(config.mesh.cluster_id, "Kubernetes");
+        assert_eq!(config.mesh.auto_allocate, Some(Ranges::default()));
         assert_eq!(config.tokens.audiences, ["istio-ca"]);
         assert_eq!(
             config.tokens.node_accounts,
@@ -441,6 +477,10 @@ mod tests {
                 "nowhere",
                 "--trust-domain",
                 "UPPER",
+                "--auto-allocate",
+                "perhaps",
+                "--auto-allocate-v4",
+                "2001:2::/48",
             ],
             &[
                 ("CA_TRUSTED_NODE_ACCOUNTS", "ztunnel"),
@@ -454,6 +494,8 @@ mod tests {
             "--source",
             "--listen",
             "--trust-domain",
+            "--auto-allocate ",
+            "--auto-allocate-v4",
             "--state",
             "--jwks",
             "--issuer",

@@ -109,6 +109,11 @@ fn service(service: &wire::Service) -> Value {
     out.add("ports", service.ports.iter().map(port).collect::<Vec<_>>());
     out.add("subjectAltNames", service.subject_alt_names.clone());
     out.add("waypoint", service.waypoint.as_ref().map(gateway));
+    let weighted = service.weighted_waypoints.iter().map(|weighted| {
+        let destination = weighted.destination.as_ref().map(gateway);
+        format!("{}% {}", weighted.weight, destination.unwrap_or_default())
+    });
+    out.add("weightedWaypoints", weighted.collect::<Vec<_>>());
     out.add("ingressUseWaypoint", service.ingress_use_waypoint);
     out.add(
         "loadBalancing",

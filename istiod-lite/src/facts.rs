@@ -5,13 +5,17 @@
 //! and can be trusted from here on, plus a [`Problem`] for each value that could
 //! not be read. Nothing in here knows of other objects, of the wire or of time.
 
+pub mod endpoint;
 pub mod gateway;
+pub mod mesh_config;
 pub mod namespace;
 pub mod pod;
 pub mod policy;
 pub mod service;
+pub mod service_entry;
 pub mod slice;
 pub mod waypoint;
+pub mod workload_entry;
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 

@@ -11,9 +11,12 @@
 //! facts alone, so that the outcome is that of building all from scratch, which a
 //! property test checks. What does not change in content is no change.
 
+mod allocate;
 mod derive;
 mod fold;
+mod hosts;
 mod selection;
+mod told;
 mod world;
 
 use std::{
@@ -23,7 +26,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use cluster::{Event, Kind, ObjectKey};
+use cluster::{Event, Kind, ObjectKey, kinds::ServiceEntryAddress};
 
 use crate::{
     authenticate::{PodFacts, PodLife, PodLookup},
@@ -32,6 +35,8 @@ use crate::{
     status::Condition,
     translate::Mesh,
 };
+use allocate::Allocator;
+use told::Told;
 pub use world::Standing;
 use world::World;
 
@@ -41,6 +46,9 @@ enum Subject {
     Pod(NamespacedName),
     Slice(NamespacedName),
     Service(NamespacedName),
+    /// A ServiceEntry's hosts and the endpoints that are written into it.
+    Entry(NamespacedName),
+    WorkloadEntry(NamespacedName),
     Policy(NamespacedName),
     PeerAuthentication(NamespacedName),
     /// The policy that denies all plaintext: there is one, once anyone asks for it.
@@ -51,8 +59,10 @@ enum Subject {
 #[derive(Debug, Default)]
 struct Derived {
     resources: Vec<(ResourceType, String, Bytes)>,
-    /// What its author is told; `None` for objects about which we say nothing.
-    condition: Option<Condition>,
+    /// What its author is told.
+    conditions: Vec<Condition>,
+    /// What is wrong with it only in view of others.
+    problems: Vec<Problem>,
     /// The Gateways that it looked at, whether they exist or not.
     gateways: Vec<NamespacedName>,
 }
@@ -76,14 +86,22 @@ pub struct Index {
     /// Which subjects looked at a Gateway, and the other way round.
     users: HashMap<NamespacedName, BTreeSet<Subject>>,
     looked_at: HashMap<Subject, Vec<NamespacedName>>,
-    conditions: BTreeMap<ObjectKey, Condition>,
+    conditions: BTreeMap<ObjectKey, Vec<Condition>>,
+    /// What each object says wrongly by itself, and in view of others.
     problems: BTreeMap<ObjectKey, Vec<Problem>>,
+    conflicts: BTreeMap<ObjectKey, Vec<Problem>>,
+    /// Gives addresses to hosts of ServiceEntries, where that is wanted.
+    allocator: Option<Allocator>,
+    unallocated: BTreeSet<NamespacedName>,
+    allocations: BTreeMap<ObjectKey, Vec<ServiceEntryAddress>>,
+    exhaustions: BTreeMap<ObjectKey, Vec<Problem>>,
 }
 
 impl Index {
     /// An index of nothing.
     pub fn new(mesh: Mesh) -> Self {
         Self {
+            allocator: mesh.auto_allocate.map(Allocator::new),
             mesh,
             world: World::default(),
             dirty: BTreeSet::new(),
@@ -92,6 +110,10 @@ impl Index {
             looked_at: HashMap::new(),
             conditions: BTreeMap::new(),
             problems: BTreeMap::new(),
+            conflicts: BTreeMap::new(),
+            unallocated: BTreeSet::new(),
+            allocations: BTreeMap::new(),
+            exhaustions: BTreeMap::new(),
         }
     }
 
@@ -103,32 +125,71 @@ impl Index {
                 changes.conditions.insert(object);
             }
         }
+        changes.conditions.extend(self.allocate());
+        let mut told = Told::default();
         for subject in mem::take(&mut self.dirty) {
             let derived = self.derive(&subject);
             self.remember_gateways(&subject, derived.gateways);
             if let Some(object) = subject.object() {
-                let changed = match derived.condition {
-                    Some(condition) => {
-                        let before = self.conditions.insert(object.clone(), condition.clone());
-                        before.as_ref() != Some(&condition)
-                    }
-                    None => self.conditions.remove(&object).is_some(),
-                };
-                if changed {
+                put(&mut self.conflicts, &object, derived.problems);
+                if put(&mut self.conditions, &object, derived.conditions) {
                     changes.conditions.insert(object);
                 }
             }
-            self.compare(subject, derived.resources, &mut changes.resources);
+            self.compare(subject, derived.resources, &mut told);
         }
+        changes.resources = told.changes();
         changes
     }
 
-    /// Adds to `changes` what is different from before.
+    /// Gives addresses to the ServiceEntries that have changed. Returns those to whose
+    /// status they are to be written.
+    fn allocate(&mut self) -> Vec<ObjectKey> {
+        let mut changed = Vec::new();
+        let Some(allocator) = &mut self.allocator else {
+            return changed;
+        };
+        for name in mem::take(&mut self.unallocated) {
+            let here = self.world.namespaces.get(&name.namespace);
+            let entry = here.and_then(|here| here.entries.get(&name.name));
+            let object = Subject::Entry(name.clone()).object();
+            let Some(object) = object else { continue };
+            let Some(entry) = entry else {
+                allocator.forget(&name);
+                self.allocations.remove(&object);
+                self.exhaustions.remove(&object);
+                continue;
+            };
+            let allocated = allocator.allocate(&name, entry);
+            let exhausted = allocated.exhausted.iter().map(|(host, range)| {
+                Problem::new(
+                    "status.addresses",
+                    format!("{range} has no address left for {host}"),
+                )
+            });
+            put(&mut self.exhaustions, &object, exhausted.collect());
+            let addresses = allocated
+                .addresses
+                .iter()
+                .map(|(host, ip)| ServiceEntryAddress {
+                    value: ip.to_string(),
+                    host: host.to_string(),
+                });
+            let addresses: Vec<_> = addresses.collect();
+            if self.allocations.get(&object) != Some(&addresses) {
+                self.allocations.insert(object.clone(), addresses);
+                changed.push(object);
+            }
+        }
+        changed
+    }
+
+    /// Tells what is different from before.
     fn compare(
         &mut self,
         subject: Subject,
         derived: Vec<(ResourceType, String, Bytes)>,
-        changes: &mut Vec<Change>,
+        told: &mut Told,
     ) {
         let mut before = self.resources.remove(&subject).unwrap_or_default();
         let mut now = Vec::with_capacity(derived.len());
@@ -140,19 +201,13 @@ impl Index {
                 .as_ref()
                 .map_or_else(|| name.into(), |(_, name, _)| name.clone());
             if known.is_none_or(|(_, _, before)| before != version) {
-                changes.push(Change {
-                    of,
-                    name: name.clone(),
-                    body: Some(body),
-                });
+                told.update(of, name.clone(), body);
             }
             now.push((of, name, version));
         }
-        changes.extend(before.into_iter().map(|(of, name, _)| Change {
-            of,
-            name,
-            body: None,
-        }));
+        for (of, name, version) in before {
+            told.removal(of, name, version);
+        }
         if !now.is_empty() {
             self.resources.insert(subject, now);
         }
@@ -180,8 +235,14 @@ impl Index {
     }
 
     /// What an object's author is to be told.
-    pub fn condition(&self, object: &ObjectKey) -> Option<&Condition> {
-        self.conditions.get(object)
+    pub fn conditions(&self, object: &ObjectKey) -> &[Condition] {
+        self.conditions.get(object).map_or(&[], Vec::as_slice)
+    }
+
+    /// The addresses that the hosts of a ServiceEntry are to have; none where they
+    /// aren't ours to give.
+    pub fn allocation(&self, object: &ObjectKey) -> Option<&[ServiceEntryAddress]> {
+        self.allocations.get(object).map(Vec::as_slice)
     }
 
     /// Which object of a kind that gets conditions this is now: its uid, and the
@@ -192,8 +253,9 @@ impl Index {
 
     /// What could not be used as it was written.
     pub fn problems(&self) -> impl Iterator<Item = (&ObjectKey, &Problem)> {
-        self.problems
-            .iter()
+        [&self.problems, &self.conflicts, &self.exhaustions]
+            .into_iter()
+            .flatten()
             .flat_map(|(object, all)| all.iter().map(move |one| (object, one)))
     }
 }
@@ -231,11 +293,35 @@ impl Subject {
     fn object(&self) -> Option<ObjectKey> {
         let (kind, name) = match self {
             Self::Service(name) => (Kind::Service, name),
+            Self::Entry(name) => (Kind::ServiceEntry, name),
+            Self::WorkloadEntry(name) => (Kind::WorkloadEntry, name),
             Self::Policy(name) => (Kind::AuthorizationPolicy, name),
             Self::Pod(_) | Self::Slice(_) | Self::PeerAuthentication(_) | Self::StaticStrict => {
                 return None;
             }
         };
         Some(ObjectKey::namespaced(kind, &*name.namespace, &*name.name))
+    }
+}
+
+/// Puts what is known of an object in place of what was, and says whether that differs.
+fn put<T: PartialEq>(
+    of: &mut BTreeMap<ObjectKey, Vec<T>>,
+    object: &ObjectKey,
+    now: Vec<T>,
+) -> bool {
+    if now.is_empty() {
+        return of.remove(object).is_some();
+    }
+    match of.get_mut(object) {
+        Some(before) if *before == now => false,
+        Some(before) => {
+            *before = now;
+            true
+        }
+        None => {
+            of.insert(object.clone(), now);
+            true
+        }
     }
 }

@@ -14,11 +14,15 @@ use cluster::{
 };
 
 use crate::{
-    facts::waypoint::IngressUse,
+    facts::{
+        mesh_config::Visibility,
+        service_entry::{ConnectStrategy, ServiceEntry, is_wildcard},
+        waypoint::IngressUse,
+    },
     index::{Index, Standing},
     translate::{
         policy::Acceptance,
-        waypoint::{Binding, Refusal},
+        waypoint::{Addressed, Binding, Canary, CanaryRefusal, Refusal},
     },
 };
 
@@ -26,7 +30,17 @@ use crate::{
 pub const MANAGER: &str = "istiod-lite";
 
 const WAYPOINT_BOUND: &str = "istio.io/WaypointBound";
+const WAYPOINT_MISSING: &str = "istio.io/WaypointMissing";
+const VISIBILITY_APPLIED: &str = "istio.io/VisibilityApplied";
 const ZTUNNEL_ACCEPTED: &str = "ZtunnelAccepted";
+
+/// All the questions that we answer. What others say of an object is not ours to judge.
+const OURS: [&str; 4] = [
+    WAYPOINT_BOUND,
+    WAYPOINT_MISSING,
+    VISIBILITY_APPLIED,
+    ZTUNNEL_ACCEPTED,
+];
 
 /// What an object's author is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,46 +73,128 @@ impl Verdict {
     }
 }
 
-/// Whether a service goes through the waypoint that it asks for.
-pub fn waypoint_bound(binding: &Binding, ingress: Option<IngressUse>) -> Option<Condition> {
+/// Whether the waypoint that an object asks for is used.
+pub fn waypoint_bound(
+    binding: &Binding,
+    ingress: Option<IngressUse>,
+    addressed: Addressed,
+) -> Option<Condition> {
     match binding {
         Binding::Unbound => None,
-        Binding::Bound { gateway, .. } => {
+        Binding::Bound {
+            gateway, canary, ..
+        } => {
             let remark = match ingress {
                 None => "",
                 Some(IngressUse::Waypoint) => ". Ingress traffic will traverse the waypoint",
                 Some(IngressUse::Direct) => ". Ingress traffic will not traverse the waypoint",
             };
+            let canary = canary_remark(canary);
             Some(Condition {
                 kind: WAYPOINT_BOUND,
                 verdict: Verdict::True,
                 reason: "WaypointAccepted",
-                message: format!("Successfully attached to waypoint {gateway}{remark}"),
+                message: format!("Successfully attached to waypoint {gateway}{remark}{canary}"),
             })
         }
-        Binding::Refused { gateway, refusal } => {
-            let (reason, message) = match refusal {
-                Refusal::NotReady => (
-                    "WaypointIsNotReady",
-                    format!("waypoint {gateway} does not exist or has no address yet"),
-                ),
-                Refusal::AttachmentDenied => (
-                    "AttachmentDenied",
-                    format!("the listener of waypoint {gateway} does not admit this namespace"),
-                ),
-                Refusal::UnsupportedTrafficType => (
-                    "UnsupportedTrafficType",
-                    format!("waypoint {gateway} does not serve traffic addressed to services"),
-                ),
-            };
-            Some(Condition {
-                kind: WAYPOINT_BOUND,
-                verdict: Verdict::False,
-                reason,
-                message,
-            })
+        Binding::Refused { gateway, refusal } => Some(Condition {
+            kind: WAYPOINT_BOUND,
+            verdict: Verdict::False,
+            reason: refusal_reason(*refusal),
+            message: format!("waypoint {gateway} {}", refusal_words(*refusal, addressed)),
+        }),
+    }
+}
+
+/// What is added where a second waypoint was to take a share and doesn't.
+fn canary_remark(canary: &Canary) -> String {
+    const UNUSED: &str = ". The canary waypoint takes no share of the traffic";
+    match canary {
+        Canary::Unwanted
+        | Canary::Share {
+            address: Some(_), ..
+        } => String::new(),
+        Canary::Share { address: None, .. } => {
+            format!("{UNUSED}: WaypointIsNotReady: none of its addresses can be used")
+        }
+        Canary::Refused(CanaryRefusal::SameAsPrimary) => {
+            format!("{UNUSED}: CanarySameAsPrimary: it is this very waypoint")
+        }
+        Canary::Refused(CanaryRefusal::InvalidWeight(text)) => {
+            format!("{UNUSED}: CanaryInvalidWeight: {text:?} is no number from 0 to 100")
+        }
+        Canary::Refused(CanaryRefusal::Unbound(gateway, refusal)) => format!(
+            "{UNUSED}: {}: waypoint {gateway} {}",
+            refusal_reason(*refusal),
+            refusal_words(*refusal, Addressed::Service)
+        ),
+    }
+}
+
+fn refusal_reason(refusal: Refusal) -> &'static str {
+    match refusal {
+        Refusal::NotReady => "WaypointIsNotReady",
+        Refusal::AttachmentDenied => "AttachmentDenied",
+        Refusal::UnsupportedTrafficType => "UnsupportedTrafficType",
+        Refusal::CrossNamespace => "CrossNamespaceWaypointForbidden",
+    }
+}
+
+fn refusal_words(refusal: Refusal, addressed: Addressed) -> &'static str {
+    match (refusal, addressed) {
+        (Refusal::NotReady, _) => "does not exist or has no address yet",
+        (Refusal::AttachmentDenied, _) => "has a listener that does not admit this namespace",
+        (Refusal::UnsupportedTrafficType, Addressed::Service) => {
+            "does not serve traffic addressed to services"
+        }
+        (Refusal::UnsupportedTrafficType, Addressed::Workload) => {
+            "does not serve traffic addressed to workloads"
+        }
+        (Refusal::CrossNamespace, _) => {
+            "is in another namespace, and this is visible to its own namespace only"
         }
     }
+}
+
+/// Whether a ServiceEntry asks for what only a waypoint can do, and has none.
+pub fn waypoint_missing(entry: &ServiceEntry, binding: &Binding) -> Option<Condition> {
+    if matches!(binding, Binding::Bound { .. }) {
+        return None;
+    }
+    let (reason, message) = if entry.hosts.iter().any(|host| is_wildcard(host)) {
+        (
+            "NoWaypointForWildcardService",
+            "a wildcard host has no effect until the entry is bound to a waypoint",
+        )
+    } else if entry.connect_strategy == ConnectStrategy::Race {
+        (
+            "NoWaypointForRacingConnectStrategy",
+            "the connect strategy has no effect until the entry is bound to a waypoint",
+        )
+    } else {
+        return None;
+    };
+    Some(Condition {
+        kind: WAYPOINT_MISSING,
+        verdict: Verdict::True,
+        reason,
+        message: message.to_owned(),
+    })
+}
+
+/// Who sees a ServiceEntry, where the mesh has rules for that.
+pub fn visibility_applied(visibility: Visibility) -> Option<Condition> {
+    let (reason, message) = match visibility {
+        Visibility::Public => ("Public", "visible to clients of all namespaces"),
+        Visibility::Namespace => ("Namespace", "visible to clients of this namespace only"),
+        Visibility::None => return None,
+    };
+    Some(Condition {
+        kind: VISIBILITY_APPLIED,
+        verdict: Verdict::True,
+        reason,
+        message: message.to_owned(),
+    })
 }
 
 /// How far ztunnel enforces a policy.
@@ -120,14 +216,16 @@ pub fn ztunnel_accepted(acceptance: &Acceptance) -> Option<Condition> {
 /// What is to be done about one object.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Task {
-    /// Write this condition to the object with this uid.
+    /// Say this of the object with this uid, and nothing that was said before.
     Write {
         /// The object.
         object: ObjectKey,
         /// Its uid.
         uid: String,
-        /// The condition.
-        condition: Box<kinds::Condition>,
+        /// The answers.
+        conditions: Vec<kinds::Condition>,
+        /// The addresses that a ServiceEntry's hosts are given.
+        addresses: Option<Vec<kinds::ServiceEntryAddress>>,
     },
     /// Take back what was written.
     Remove {
@@ -138,13 +236,27 @@ pub enum Task {
 
 /// What is to be done about objects whose conditions may have changed.
 pub fn tasks(index: &Index, objects: &BTreeSet<ObjectKey>, now: Timestamp) -> Vec<Task> {
-    let of = |object| task(object, index.condition(object), index.standing(object), now);
+    let of = |object| {
+        let wanted = Wanted {
+            conditions: index.conditions(object),
+            addresses: index.allocation(object),
+        };
+        task(object, wanted, index.standing(object), now)
+    };
     objects.iter().filter_map(of).collect()
+}
+
+/// What an object is to carry of ours.
+#[derive(Debug, Clone, Copy, Default)]
+struct Wanted<'a> {
+    conditions: &'a [Condition],
+    /// None where addresses are not ours to give.
+    addresses: Option<&'a [kinds::ServiceEntryAddress]>,
 }
 
 fn task(
     object: &ObjectKey,
-    wanted: Option<&Condition>,
+    wanted: Wanted<'_>,
     standing: Option<&Standing>,
     now: Timestamp,
 ) -> Option<Task> {
@@ -156,45 +268,54 @@ fn task(
     let Some(standing) = standing else {
         return remove();
     };
-    let kind = match object.kind {
-        Kind::AuthorizationPolicy => ZTUNNEL_ACCEPTED,
-        _ => WAYPOINT_BOUND,
-    };
-    let carried = standing
-        .conditions
-        .iter()
-        .find(|condition| condition.type_ == kind);
-    let Some(wanted) = wanted else {
-        return carried.and_then(|_| remove());
-    };
     // Istio notes the generation on policies only.
     let observed_generation = standing
         .generation
         .filter(|_| object.kind == Kind::AuthorizationPolicy);
-    let status = wanted.verdict.as_str();
-    let unchanged = carried.is_some_and(|carried| {
-        carried.status == status
-            && carried.reason == wanted.reason
-            && carried.message == wanted.message
-            && carried.observed_generation == observed_generation
+    let carried = |kind: &str| {
+        standing
+            .conditions
+            .iter()
+            .find(|carried| carried.type_ == kind)
+    };
+    let obsolete = OURS.iter().any(|kind| {
+        carried(kind).is_some() && wanted.conditions.iter().all(|wanted| wanted.kind != *kind)
     });
-    if unchanged {
+    let unchanged = wanted.conditions.iter().all(|wanted| {
+        carried(wanted.kind).is_some_and(|carried| {
+            carried.status == wanted.verdict.as_str()
+                && carried.reason == wanted.reason
+                && carried.message == wanted.message
+                && carried.observed_generation == observed_generation
+        })
+    });
+    let addressed = wanted
+        .addresses
+        .is_none_or(|wanted| wanted == standing.addresses);
+    if unchanged && !obsolete && addressed {
         return None;
     }
-    let since = carried.filter(|carried| carried.status == status);
-    let condition = kinds::Condition {
-        type_: kind.to_owned(),
-        status: status.to_owned(),
-        reason: wanted.reason.to_owned(),
-        message: wanted.message.clone(),
-        observed_generation,
-        last_transition_time: since
-            .map_or(Time(now), |carried| carried.last_transition_time.clone()),
+    if wanted.conditions.is_empty() && wanted.addresses.is_none_or(<[_]>::is_empty) {
+        return remove();
+    }
+    let condition = |wanted: &Condition| {
+        let status = wanted.verdict.as_str();
+        let since = carried(wanted.kind).filter(|carried| carried.status == status);
+        kinds::Condition {
+            type_: wanted.kind.to_owned(),
+            status: status.to_owned(),
+            reason: wanted.reason.to_owned(),
+            message: wanted.message.clone(),
+            observed_generation,
+            last_transition_time: since
+                .map_or(Time(now), |carried| carried.last_transition_time.clone()),
+        }
     };
     Some(Task::Write {
         object: object.clone(),
         uid: standing.uid.clone(),
-        condition: Box::new(condition),
+        conditions: wanted.conditions.iter().map(condition).collect(),
+        addresses: wanted.addresses.map(<[_]>::to_vec),
     })
 }
 
@@ -206,11 +327,17 @@ pub fn perform(writer: &StatusWriter, tasks: &[Task]) {
             Task::Write {
                 object,
                 uid,
-                condition,
+                conditions,
+                addresses,
             } => {
                 let mut partial = Partial::default();
-                let conditions = serde_json::json!([condition]);
-                partial.status.insert("conditions".to_owned(), conditions);
+                let mut say = |field: &str, value| partial.status.insert(field.to_owned(), value);
+                if !conditions.is_empty() {
+                    say("conditions", serde_json::json!(conditions));
+                }
+                if let Some(addresses) = addresses.as_ref().filter(|given| !given.is_empty()) {
+                    say("addresses", serde_json::json!(addresses));
+                }
                 writer.write(object, uid, &partial)
             }
         };
@@ -221,95 +348,4 @@ pub fn perform(writer: &StatusWriter, tasks: &[Task]) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn accepted() -> Condition {
-        ztunnel_accepted(&Acceptance::Accepted).expect("a condition")
-    }
-
-    fn policy() -> ObjectKey {
-        ObjectKey::namespaced(Kind::AuthorizationPolicy, "ns", "p")
-    }
-
-    fn standing(conditions: Vec<kinds::Condition>) -> Standing {
-        Standing {
-            uid: "u".into(),
-            generation: Some(2),
-            conditions,
-        }
-    }
-
-    fn written(task: Option<Task>) -> kinds::Condition {
-        match task {
-            Some(Task::Write { condition, .. }) => *condition,
-            other => panic!("expected a write, got {other:?}"),
-        }
-    }
-
-    #[test]
-    fn a_condition_that_the_object_carries_is_not_written_again() {
-        let first = written(task(
-            &policy(),
-            Some(&accepted()),
-            Some(&standing(vec![])),
-            Timestamp::UNIX_EPOCH,
-        ));
-        assert_eq!(
-            (first.status.as_str(), first.observed_generation),
-            ("True", Some(2))
-        );
-        let carried = standing(vec![first]);
-        assert_eq!(
-            task(&policy(), Some(&accepted()), Some(&carried), Timestamp::MAX),
-            None
-        );
-    }
-
-    #[test]
-    fn the_time_of_transition_moves_only_with_the_answer() {
-        let first = written(task(
-            &policy(),
-            Some(&accepted()),
-            Some(&standing(vec![])),
-            Timestamp::UNIX_EPOCH,
-        ));
-        let carried = standing(vec![first]);
-        let stricter = ztunnel_accepted(&Acceptance::Stricter("why".into())).expect("a condition");
-        let second = written(task(
-            &policy(),
-            Some(&stricter),
-            Some(&carried),
-            Timestamp::MAX,
-        ));
-        assert_eq!(second.last_transition_time.0, Timestamp::UNIX_EPOCH);
-        let refused = ztunnel_accepted(&Acceptance::Refused("why".into())).expect("a condition");
-        let third = written(task(
-            &policy(),
-            Some(&refused),
-            Some(&carried),
-            Timestamp::MAX,
-        ));
-        assert_eq!(third.last_transition_time.0, Timestamp::MAX);
-    }
-
-    #[test]
-    fn conditions_are_taken_back_when_they_no_longer_apply_or_the_object_is_gone() {
-        let carried = standing(vec![written(task(
-            &policy(),
-            Some(&accepted()),
-            Some(&standing(vec![])),
-            Timestamp::UNIX_EPOCH,
-        ))]);
-        let remove = Some(Task::Remove { object: policy() });
-        assert_eq!(
-            task(&policy(), None, Some(&carried), Timestamp::MAX),
-            remove
-        );
-        assert_eq!(task(&policy(), None, None, Timestamp::MAX), remove);
-        assert_eq!(
-            task(&policy(), None, Some(&standing(vec![])), Timestamp::MAX),
-            None
-        );
-    }
-}
+mod tests;

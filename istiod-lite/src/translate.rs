@@ -4,13 +4,15 @@
 
 pub mod peer_authentication;
 pub mod policy;
+pub mod ports;
 pub mod service;
 pub mod waypoint;
 pub mod workload;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use bytes::Bytes;
+use ipnet::{Ipv4Net, Ipv6Net};
 use proto::workload::NetworkAddress;
 use spiffe::TrustDomain;
 
@@ -25,6 +27,28 @@ pub struct Mesh {
     pub trust_domain: TrustDomain,
     /// The namespace whose policies hold for all.
     pub root_namespace: String,
+    /// Where the addresses of ServiceEntries that name none are taken from; they get
+    /// none where this is absent.
+    pub auto_allocate: Option<Ranges>,
+}
+
+/// Where addresses for hosts that have none are taken from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ranges {
+    /// IPv4 addresses.
+    pub v4: Ipv4Net,
+    /// IPv6 addresses.
+    pub v6: Ipv6Net,
+}
+
+impl Default for Ranges {
+    /// Istio's: reserved (RFC 1112) and benchmarking (RFC 5180) addresses, which no network routes.
+    fn default() -> Self {
+        Self {
+            v4: Ipv4Net::new_assert(Ipv4Addr::new(240, 240, 0, 0), 16),
+            v6: Ipv6Net::new_assert(Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 0), 48),
+        }
+    }
 }
 
 impl Mesh {

@@ -10,6 +10,12 @@ pub const TUNNEL: &str = "networking.istio.io/tunnel";
 pub const USE_WAYPOINT: &str = "istio.io/use-waypoint";
 /// Label: the namespace of that waypoint, where it isn't the object's own.
 pub const USE_WAYPOINT_NAMESPACE: &str = "istio.io/use-waypoint-namespace";
+/// Label: a second waypoint, which takes a share of the connections.
+pub const CANARY_WAYPOINT: &str = "istio.io/use-waypoint-canary";
+/// Label: the namespace of that second waypoint, where it isn't the object's own.
+pub const CANARY_WAYPOINT_NAMESPACE: &str = "istio.io/use-waypoint-canary-namespace";
+/// Annotation: the share of the second waypoint, in percent.
+pub const CANARY_WEIGHT: &str = "istio.io/use-waypoint-canary-weight";
 /// Label: whether ingress gateways pass through the waypoint too.
 pub const INGRESS_USE_WAYPOINT: &str = "istio.io/ingress-use-waypoint";
 /// Label of a Gateway or GatewayClass: what may use it as its waypoint.
@@ -35,6 +41,18 @@ pub const SUBZONE: &str = "topology.istio.io/subzone";
 pub const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Annotation of a Service or Namespace: which endpoints are preferred.
 pub const TRAFFIC_DISTRIBUTION: &str = "networking.istio.io/traffic-distribution";
+/// Label of a ServiceEntry: `false` declines addresses for its hosts.
+pub const AUTO_ALLOCATE: &str = "networking.istio.io/enable-autoallocate-ip";
+/// Annotation of a ServiceEntry: how a waypoint is to connect.
+pub const CONNECT_STRATEGY: &str = "istio.io/connect-strategy";
+/// Annotation of a WorkloadEntry: the group that it registered itself in.
+pub const REGISTRATION_GROUP: &str = "istio.io/autoRegistrationGroup";
+/// Label that each namespace has, with its name as value.
+pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+/// The ConfigMap of the root namespace that holds the mesh's configuration under [`MESH_KEY`].
+pub const MESH_CONFIG: &str = "istio";
+/// Where in [`MESH_CONFIG`] it stands.
+pub const MESH_KEY: &str = "mesh";
 /// Annotation of an AuthorizationPolicy: log only.
 pub const DRY_RUN: &str = "istio.io/dry-run";
 

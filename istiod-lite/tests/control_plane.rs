@@ -377,3 +377,51 @@ async fn a_drain_ends_streams_with_a_reason() {
     assert_eq!(end.code(), Code::Unavailable);
     lab.running.finished().await.expect("ended well");
 }
+
+fn entry(name: &str, host: &str) -> Value {
+    json!({
+        "apiVersion": "networking.istio.io/v1", "kind": "ServiceEntry",
+        "metadata": {"name": name, "namespace": "shop"},
+        "spec": {"hosts": [host], "resolution": "DNS",
+                 "ports": [{"number": 80, "name": "http", "protocol": "HTTP"}]},
+    })
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_without_address_is_given_one_that_survives_a_restart() {
+    let mut lab = Lab::start(&[("a.json", entry("a", "a.example.com"))]).await;
+    let status = |lab: &Lab, name: &str| {
+        let file = format!(".status/ServiceEntry/shop/{name}/istiod-lite.json");
+        let file = fs::read(lab.manifests().join(file)).ok()?;
+        let status: Value = serde_json::from_slice(&file).ok()?;
+        Some(status["status"]["addresses"].clone())
+    };
+    let given = eventually(|| status(&lab, "a")).await;
+    assert_eq!(
+        given,
+        json!([{"value": "240.240.0.1", "host": "a.example.com"},
+               {"value": "2001:2::1", "host": "a.example.com"}])
+    );
+    // Once it is read back, clients learn of it.
+    let dump = "/debug/config_dump?name=shop/a.example.com";
+    let mut known = String::new();
+    for _ in 0..400 {
+        known = lab.page(dump).await;
+        if known.contains("240.240.0.1") {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    assert!(known.contains("240.240.0.1"), "{known}");
+    assert!(known.contains("2001:2::1"), "{known}");
+
+    lab.put("b.json", &entry("b", "b.example.com"));
+    let other = eventually(|| status(&lab, "b")).await;
+    assert_eq!(other[0]["value"], "240.240.0.2");
+    lab.remove("b.json");
+    eventually(|| status(&lab, "b").is_none().then_some(())).await;
+    lab.restart().await;
+    lab.put("c.json", &entry("c", "c.example.com"));
+    eventually(|| status(&lab, "c")).await;
+    assert_eq!(status(&lab, "a"), Some(given), "it keeps what it has");
+}

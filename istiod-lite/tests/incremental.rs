@@ -20,6 +20,7 @@ fn mesh() -> Mesh {
         cluster_domain: "cluster.local".into(),
         trust_domain: Default::default(),
         root_namespace: "root".into(),
+        auto_allocate: None,
     }
 }
 
@@ -254,6 +255,81 @@ fn peer() -> impl Strategy<Value = Object> {
     )
 }
 
+fn host() -> impl Strategy<Value = &'static str> {
+    one_of(&["a.example.com", "*.example.com", "a.x.svc.cluster.local"])
+}
+
+fn entry() -> impl Strategy<Value = Object> {
+    let shape = (
+        prop::collection::vec(host(), 1..3),
+        one_of(&["NONE", "STATIC", "DNS"]),
+        one_of(&["", "10.9.0.1", "10.9.0.0/24"]),
+        prop::collection::vec(one_of(&["192.0.2.1", "h.example.com"]), 0..3),
+        labels(),
+    );
+    let canary = (one_of(&["", "a", "b"]), one_of(&["50", "x"]));
+    (
+        namespace(),
+        name(),
+        labels(),
+        waypoint(),
+        shape,
+        0..3_i64,
+        canary,
+    )
+        .prop_map(
+            |(namespace, name, labels, waypoint, shape, age, (canary, weight))| {
+                let (hosts, resolution, address, endpoints, selector) = shape;
+                let mut labels = with_waypoint(labels, waypoint);
+                labels["istio.io/use-waypoint-canary"] = canary.into();
+                let addresses: Vec<_> = Some(address)
+                    .filter(|a| !a.is_empty())
+                    .into_iter()
+                    .collect();
+                let endpoints: Vec<_> = endpoints.iter().map(|e| json!({ "address": e })).collect();
+                object::<kinds::ServiceEntry>(json!({
+                    "metadata": {"name": name, "namespace": namespace, "labels": labels,
+                                 "annotations": {"istio.io/use-waypoint-canary-weight": weight},
+                                 "creationTimestamp": format!("2024-01-0{}T00:00:00Z", age + 1)},
+                    "spec": {"hosts": hosts, "resolution": resolution, "addresses": addresses,
+                             "endpoints": endpoints, "workloadSelector": {"labels": selector},
+                             "ports": [{"number": 80, "name": "web", "protocol": "TCP"}]},
+                    "status": {"addresses": [{"host": "a.example.com", "value": "240.240.0.1"}]},
+                }))
+            },
+        )
+}
+
+fn workload_entry() -> impl Strategy<Value = Object> {
+    (
+        namespace(),
+        name(),
+        labels(),
+        waypoint(),
+        one_of(&["192.0.2.1", "h.example.com", ""]),
+    )
+        .prop_map(|(namespace, name, labels, waypoint, address)| {
+            object::<kinds::WorkloadEntry>(json!({
+                "metadata": {"name": name, "namespace": namespace,
+                             "labels": with_waypoint(labels, waypoint)},
+                "spec": {"address": address, "ports": {"web": 81}},
+            }))
+        })
+}
+
+fn mesh_config() -> impl Strategy<Value = Object> {
+    (one_of(&["PUBLIC", "NAMESPACE", "NONE"]), one_of(&["net1", "net2"])).prop_map(
+        |(visibility, network)| {
+            let mesh = json!({"serviceEntryVisibility": {"policies": [{
+                "visibility": visibility, "matchingRules": [
+                    {"namespaceSelector": {"matchLabels": {"topology.istio.io/network": network}}}]}]}});
+            object::<kinds::ConfigMap>(json!({
+                "metadata": {"name": "istio", "namespace": "root"}, "data": {"mesh": mesh.to_string()},
+            }))
+        },
+    )
+}
+
 fn deletion() -> impl Strategy<Value = Event> {
     let kinds = vec![
         Kind::Pod,
@@ -262,7 +338,10 @@ fn deletion() -> impl Strategy<Value = Event> {
         Kind::Gateway,
         Kind::AuthorizationPolicy,
         Kind::PeerAuthentication,
+        Kind::ServiceEntry,
+        Kind::WorkloadEntry,
     ];
+    let config = Just(ObjectKey::namespaced(Kind::ConfigMap, "root", "istio"));
     let namespaced = (prop::sample::select(kinds), namespace(), name())
         .prop_map(|(kind, namespace, name)| ObjectKey::namespaced(kind, namespace, name));
     let wide = prop::sample::select(vec![
@@ -272,12 +351,13 @@ fn deletion() -> impl Strategy<Value = Event> {
         (Kind::GatewayClass, "k1"),
     ])
     .prop_map(|(kind, name)| ObjectKey::cluster_wide(kind, name));
-    prop_oneof![4 => namespaced, 1 => wide].prop_map(Event::Deleted)
+    prop_oneof![8 => namespaced, 2 => wide, 1 => config].prop_map(Event::Deleted)
 }
 
 fn event() -> impl Strategy<Value = Event> {
     let applied = prop_oneof![
         4 => pod(), 3 => service(), 2 => slice(), 2 => cluster_wide(), 2 => gateway(), 2 => policy(), 2 => peer(),
+        3 => entry(), 2 => workload_entry(), 1 => mesh_config(),
     ];
     prop_oneof![3 => applied.prop_map(Event::Applied), 1 => deletion()]
 }
@@ -305,7 +385,7 @@ proptest! {
             expected.hear(scratch.apply(objects.values().cloned().map(Event::Applied)));
             prop_assert_eq!(&held, &expected);
             for key in objects.keys() {
-                prop_assert_eq!(index.condition(key), scratch.condition(key));
+                prop_assert_eq!(index.conditions(key), scratch.conditions(key));
             }
             prop_assert!(index.problems().eq(scratch.problems()));
         }

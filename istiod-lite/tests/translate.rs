@@ -7,7 +7,11 @@
 use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path};
 
 use cluster::Directory;
-use istiod_lite::{describe, index::Index, translate::Mesh};
+use istiod_lite::{
+    describe,
+    index::Index,
+    translate::{Mesh, Ranges},
+};
 use serde_json::Value;
 
 fn mesh() -> Mesh {
@@ -16,6 +20,7 @@ fn mesh() -> Mesh {
         cluster_domain: "cluster.local".into(),
         trust_domain: Default::default(),
         root_namespace: "istio-system".into(),
+        auto_allocate: Some(Ranges::default()),
     }
 }
 
@@ -38,12 +43,18 @@ async fn translated(manifest: &Path) -> String {
         print(&mut text, &value, 0);
     }
     for object in &changes.conditions {
-        if let Some(condition) = index.condition(object) {
+        for condition in index.conditions(object) {
             let _ = writeln!(
                 text,
                 "--- condition of {object}\n{}: {:?}, {}\n  {}",
                 condition.kind, condition.verdict, condition.reason, condition.message
             );
+        }
+    }
+    for object in &changes.conditions {
+        for address in index.allocation(object).into_iter().flatten() {
+            let (host, value) = (&address.host, &address.value);
+            let _ = writeln!(text, "--- address for {object}\n{host}: {value}");
         }
     }
     for (object, problem) in index.problems() {

@@ -220,7 +220,8 @@ pub enum SameNamespace {
     No,
 }
 
-fn selector_matches(selector: &kinds::LabelSelector, labels: &Labels) -> bool {
+/// Whether a selector chooses an object with these labels. What it says in a way nobody knows chooses nothing.
+pub(super) fn selector_matches(selector: &kinds::LabelSelector, labels: &Labels) -> bool {
     let by_labels = selector
         .match_labels
         .as_ref()

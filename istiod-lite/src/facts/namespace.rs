@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1 as core;
 use super::{
     Labels, annotation,
     service::{Distribution, read_annotation},
-    waypoint::{Choice, IngressUse, ingress},
+    waypoint::{Canary, Choice, IngressUse, ingress},
 };
 use crate::wellknown;
 
@@ -17,6 +17,8 @@ pub struct Namespace {
     pub labels: Labels,
     /// The waypoint of objects that don't choose.
     pub waypoint: Choice,
+    /// The one that takes a share of the connections to services that don't choose.
+    pub canary: Option<Canary>,
     /// Whether ingress passes through it.
     pub ingress: Option<IngressUse>,
     /// Which endpoints its services prefer, where they don't say.
@@ -31,6 +33,7 @@ pub fn read(namespace: &core::Namespace) -> Namespace {
     let labels = meta.labels.clone().unwrap_or_default();
     Namespace {
         waypoint: Choice::read(&labels),
+        canary: Canary::read(meta),
         ingress: ingress(&labels),
         distribution: annotation(meta, wellknown::TRAFFIC_DISTRIBUTION).map(read_annotation),
         network: labels.get(wellknown::NETWORK).cloned().unwrap_or_default(),

@@ -3,9 +3,9 @@
 
 use std::net::IpAddr;
 
-use k8s_openapi::api::core::v1 as core;
+use k8s_openapi::{api::core::v1 as core, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
-use super::{Labels, Problem, Read, annotation, first_label, label};
+use super::{Labels, Problem, Read, annotation, first_label};
 use crate::wellknown;
 
 /// A pod, as far as the mesh needs to know it.
@@ -33,6 +33,14 @@ pub struct Pod {
     pub named_ports: Vec<(String, u16)>,
     /// The name of what it is a replica of.
     pub workload_name: String,
+}
+
+impl Pod {
+    /// Its TCP port of a name.
+    pub fn port(&self, name: &str) -> Option<u16> {
+        let named = self.named_ports.iter().find(|(known, _)| known == name);
+        named.map(|(_, number)| *number)
+    }
 }
 
 /// Whether a pod still runs, or may run again.
@@ -118,7 +126,7 @@ pub fn read(pod: &core::Pod) -> Read<Pod> {
         } else {
             PodNetwork::Own
         },
-        tunnel: tunnel(pod),
+        tunnel: tunnel(&labels, meta),
         named_ports: spec.map(named_ports).unwrap_or_default(),
         workload_name: workload_name(pod, &labels),
         labels,
@@ -157,10 +165,11 @@ fn addresses(status: &core::PodStatus, problems: &mut Vec<Problem>) -> Vec<IpAdd
     parsed
 }
 
-fn tunnel(pod: &core::Pod) -> Tunnel {
-    if label(&pod.metadata, wellknown::TUNNEL) == Some("http") {
+/// How a workload with these labels, and this metadata's annotations, is reached.
+pub(super) fn tunnel(labels: &Labels, meta: &ObjectMeta) -> Tunnel {
+    if labels.get(wellknown::TUNNEL).map(String::as_str) == Some("http") {
         Tunnel::Native
-    } else if annotation(&pod.metadata, wellknown::REDIRECTION) == Some("enabled") {
+    } else if annotation(meta, wellknown::REDIRECTION) == Some("enabled") {
         Tunnel::Captured
     } else {
         Tunnel::None

@@ -3,12 +3,15 @@
 
 use std::net::IpAddr;
 
-use k8s_openapi::{api::core::v1 as core, apimachinery::pkg::util::intstr::IntOrString};
+use k8s_openapi::{
+    api::core::v1 as core,
+    apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
+};
 use proto::workload::{AppProtocol, IpFamilies};
 
 use super::{
     Labels, Problem, Read, annotation,
-    waypoint::{Choice, IngressUse, ingress},
+    waypoint::{Canary, Choice, IngressUse, ingress},
 };
 use crate::wellknown;
 
@@ -39,9 +42,31 @@ pub struct Service {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WaypointWish {
     /// By its labels, or its namespace's.
-    Labels(Choice),
+    Labels {
+        /// The waypoint.
+        choice: Choice,
+        /// The one that takes a share of the connections.
+        canary: Option<Canary>,
+    },
     /// It belongs to a waypoint or gateway itself: never any.
     Never,
+}
+
+impl WaypointWish {
+    /// Reads the labels and annotations of a Service or ServiceEntry.
+    pub fn read(meta: &ObjectMeta) -> Self {
+        let nothing = Labels::new();
+        let labels = meta.labels.as_ref().unwrap_or(&nothing);
+        let managed = labels.get(wellknown::GATEWAY_MANAGED).map(String::as_str);
+        if managed.is_some_and(|by| wellknown::MESH_CONTROLLERS.contains(&by)) {
+            Self::Never
+        } else {
+            Self::Labels {
+                choice: Choice::read(labels),
+                canary: Canary::read(meta),
+            }
+        }
+    }
 }
 
 /// One port of a service.
@@ -106,15 +131,6 @@ pub fn read(service: &core::Service) -> Option<Read<Service>> {
     let labels = service.metadata.labels.clone().unwrap_or_default();
     let mut problems = Vec::new();
     let (distribution, distribution_said) = distribution(service, &spec);
-    let managed = labels
-        .get(wellknown::GATEWAY_MANAGED)
-        .map(String::as_str)
-        .unwrap_or_default();
-    let waypoint = if wellknown::MESH_CONTROLLERS.contains(&managed) {
-        WaypointWish::Never
-    } else {
-        WaypointWish::Labels(Choice::read(&labels))
-    };
     let facts = Service {
         selector: spec.selector.clone().unwrap_or_default(),
         vips: vips(&spec, &mut problems),
@@ -126,7 +142,7 @@ pub fn read(service: &core::Service) -> Option<Read<Service>> {
             Some(true) => Membership::All,
             _ => Membership::Ready,
         },
-        waypoint,
+        waypoint: WaypointWish::read(&service.metadata),
         ingress: ingress(&labels),
     };
     Some(Read { facts, problems })

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What an object's labels say about the waypoint that it wants.
 
-use super::{Labels, NamespacedName};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::{Labels, NamespacedName, annotation};
 use crate::wellknown;
 
 /// The waypoint that an object asks for.
@@ -49,6 +51,39 @@ impl Choice {
                 name.as_str(),
             )),
         }
+    }
+}
+
+/// The waypoint that takes a share of the connections, beside the one that takes the rest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Canary {
+    /// The Gateway's name.
+    pub name: String,
+    /// The Gateway's namespace; the object's own where absent.
+    pub namespace: Option<String>,
+    /// Its share in percent; or the text that is no such share.
+    pub weight: Result<u32, String>,
+}
+
+impl Canary {
+    /// Reads the labels and the annotation of a Service, ServiceEntry or Namespace.
+    pub fn read(meta: &ObjectMeta) -> Option<Self> {
+        let labels = meta.labels.as_ref()?;
+        let set = |key| labels.get(key).filter(|value| !value.is_empty()).cloned();
+        let name = set(wellknown::CANARY_WAYPOINT).filter(|name| name != "none")?;
+        let weight = annotation(meta, wellknown::CANARY_WEIGHT).unwrap_or("0");
+        let percent = weight.parse().ok().filter(|percent| *percent <= 100);
+        Some(Self {
+            name,
+            namespace: set(wellknown::CANARY_WAYPOINT_NAMESPACE),
+            weight: percent.ok_or_else(|| weight.to_owned()),
+        })
+    }
+
+    /// The Gateway meant by an object in `namespace`.
+    pub fn gateway(&self, namespace: &str) -> NamespacedName {
+        let namespace = self.namespace.as_deref().unwrap_or(namespace);
+        NamespacedName::new(namespace, self.name.as_str())
     }
 }
 

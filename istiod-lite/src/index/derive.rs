@@ -5,25 +5,22 @@ use bytes::Bytes;
 use prost::Message;
 use proto::{security, workload as wire};
 
+mod bind;
+mod entries;
+
 use super::{Derived, Index, Subject, world::Inhabitants};
 use crate::{
     catalogue::ResourceType,
     facts::{
-        Labels, NamespacedName,
-        namespace::Namespace,
-        pod::{Life, Pod},
-        policy::Reach,
-        service::WaypointWish,
-        waypoint::Choice,
+        Labels, NamespacedName, mesh_config::Visibility, pod::Life, policy::Reach, waypoint::Choice,
     },
     status,
     translate::{
         peer_authentication::{self, Parent, Requirement, STATIC_STRICT},
-        service,
-        waypoint::{self, Addressed, Attacher, Binding, Known},
+        ports, service,
+        waypoint::{Addressed, Binding},
         workload,
     },
-    wellknown,
 };
 
 impl Index {
@@ -31,7 +28,9 @@ impl Index {
         let derived = match subject {
             Subject::Pod(name) => self.derive_pod(name),
             Subject::Slice(name) => self.derive_slice(name),
-            Subject::Service(name) => self.derive_service(name),
+            Subject::Service(name) => self.derive_service(subject, name),
+            Subject::Entry(name) => self.derive_entry(subject, name),
+            Subject::WorkloadEntry(name) => self.derive_workload_entry(name),
             Subject::Policy(name) => self.derive_policy(name),
             Subject::PeerAuthentication(name) => self.derive_peer_authentication(name),
             Subject::StaticStrict => Some(self.derive_static_strict()),
@@ -46,20 +45,23 @@ impl Index {
             return None;
         }
         let mut gateways = Vec::new();
-        let instance_of = pod.labels.get(wellknown::GATEWAY_NAME).map(|gateway| {
-            let gateway = NamespacedName::new(name.namespace.clone(), gateway.as_str());
-            gateways.push(gateway.clone());
-            gateway
-        });
-        let own_gateway = instance_of.and_then(|gateway| self.known_gateway(&gateway));
-        // A waypoint's own pods never go through a waypoint.
-        let waypoint = if own_gateway.is_some() {
-            Binding::Unbound
-        } else {
-            let choice = Choice::read(&pod.labels);
-            self.bind(&choice, name, Addressed::Workload, &mut gateways)
+        let (own_gateway, waypoint) = match self.instance_of(&pod.labels, name, &mut gateways) {
+            // A waypoint's own pods never go through a waypoint.
+            Some(own) => (Some(own), Binding::Unbound),
+            None => {
+                let choice = Choice::read(&pod.labels);
+                let binding = self.bind(&choice, name, Addressed::Workload, &mut gateways);
+                (None, binding)
+            }
         };
         let services = here.services_of(&name.name, pod).into_iter();
+        let services = services.map(|(service, facts)| {
+            let service = NamespacedName::new(name.namespace.clone(), service.clone());
+            let ports = ports::service_at_pod(facts, pod);
+            (workload::service_key(&self.mesh, &service), ports)
+        });
+        let entries = self.entries_selecting(&name.namespace, here, &pod.labels);
+        let entries = entries.map(|(key, entry)| (key, ports::entry_at_pod(entry, pod)));
         let message = workload::pod(
             &self.mesh,
             workload::PodInput {
@@ -67,15 +69,9 @@ impl Index {
                 pod,
                 network: self.network(),
                 locality: self.world.nodes.get(&pod.node),
-                services: services
-                    .map(|(service, facts)| {
-                        (
-                            NamespacedName::new(name.namespace.clone(), service.clone()),
-                            facts,
-                        )
-                    })
-                    .collect(),
-                policies: self.policies_of(name, here, pod),
+                // A Kubernetes service never shares its name with an entry's host here.
+                services: services.chain(entries).collect(),
+                policies: self.policies_of(&name.namespace, here, &pod.labels),
                 waypoint,
                 application_tunnel: own_gateway.and_then(|known| known.binding()),
             },
@@ -84,7 +80,7 @@ impl Index {
         Some(Derived {
             resources,
             gateways,
-            condition: None,
+            ..Derived::default()
         })
     }
 
@@ -93,14 +89,14 @@ impl Index {
         let slice = here.slices.get(&name.name)?;
         let service = here.services.get(slice.service.as_str())?;
         let messages = slice.endpoints.iter().map(|endpoint| {
-            let input = workload::EndpointInput {
+            let input = workload::SliceInput {
                 slice_name: name,
                 slice,
                 endpoint,
                 service,
                 network: self.network(),
             };
-            self.workload_resource(workload::endpoint(&self.mesh, input))
+            self.workload_resource(workload::slice_endpoint(&self.mesh, input))
         });
         Some(Derived {
             resources: messages.collect(),
@@ -108,34 +104,25 @@ impl Index {
         })
     }
 
-    fn derive_service(&self, name: &NamespacedName) -> Option<Derived> {
+    fn derive_service(&self, subject: &Subject, name: &NamespacedName) -> Option<Derived> {
         let here = self.world.inhabitants(&name.namespace)?;
         let facts = here.services.get(&name.name)?;
         let mut gateways = Vec::new();
-        let binding = match &facts.waypoint {
-            WaypointWish::Never => Binding::Unbound,
-            WaypointWish::Labels(choice) => {
-                self.bind(choice, name, Addressed::Service, &mut gateways)
-            }
+        let binding = self.bind_service(&facts.waypoint, name, Visibility::Public, &mut gateways);
+        let input = service::Input {
+            name,
+            namespace: &here.namespace,
+            network: self.network(),
+            waypoint: &binding,
         };
-        let message = service::translate(
-            &self.mesh,
-            service::Input {
-                name,
-                service: facts,
-                namespace: &here.namespace,
-                network: self.network(),
-                waypoint: &binding,
-            },
-        );
+        let message = service::kubernetes(&self.mesh, facts, input);
         let ingress = facts.ingress.or(here.namespace.ingress);
-        let body = wire::Address {
-            r#type: Some(wire::address::Type::Service(message)),
-        };
+        let bound = status::waypoint_bound(&binding, ingress, Addressed::Service);
         let key = workload::service_key(&self.mesh, name);
         Some(Derived {
-            resources: vec![(ResourceType::Address, key, body.encode_to_vec().into())],
-            condition: status::waypoint_bound(&binding, ingress),
+            resources: vec![service_resource(key, message)],
+            conditions: bound.into_iter().collect(),
+            problems: self.shared_addresses(subject, "spec.clusterIPs", facts.vips.iter().copied()),
             gateways,
         })
     }
@@ -155,8 +142,10 @@ impl Index {
         });
         Some(Derived {
             resources: resources.collect(),
-            condition: status::ztunnel_accepted(&policy.acceptance),
-            gateways: Vec::new(),
+            conditions: status::ztunnel_accepted(&policy.acceptance)
+                .into_iter()
+                .collect(),
+            ..Derived::default()
         })
     }
 
@@ -192,36 +181,36 @@ impl Index {
         }
     }
 
-    /// The policies that a pod names: those that select it, then what mutual TLS it requires.
-    fn policies_of(&self, name: &NamespacedName, here: &Inhabitants, pod: &Pod) -> Vec<String> {
+    /// The policies that a workload names: those that select it, then what mutual TLS it requires.
+    fn policies_of(&self, namespace: &str, here: &Inhabitants, labels: &Labels) -> Vec<String> {
         let root = &*self.mesh.root_namespace;
         let from = |namespace: &str, inhabitants: &Inhabitants| -> Vec<String> {
             inhabitants
-                .policies_of(pod)
+                .policies_of(labels)
                 .map(|policy| format!("{namespace}/{policy}"))
                 .collect()
         };
-        let mut names = from(&name.namespace, here);
-        if *name.namespace != *root
+        let mut names = from(namespace, here);
+        if namespace != root
             && let Some(everywhere) = self.world.inhabitants(root)
         {
             names.extend(from(root, everywhere));
         }
         names.sort_unstable();
         names.dedup();
-        let own = if *name.namespace == *root {
+        let own = if namespace == root {
             None
         } else {
-            here.peer_of(pod)
+            here.peer_of(labels)
         };
-        let parent = self.parent(&name.namespace, here);
+        let parent = self.parent(namespace, here);
         match peer_authentication::requirement(own.map(|(_, peer)| peer), parent) {
             Requirement::None => {}
             Requirement::Strict => names.push(format!("{root}/{STATIC_STRICT}")),
             Requirement::ByPort(_) => {
-                // Only a policy that selects the pod can tell ports apart.
+                // Only a policy that selects the workload can tell ports apart.
                 names.extend(own.map(|(peer, _)| {
-                    let peer = NamespacedName::new(name.namespace.clone(), peer.clone());
+                    let peer = NamespacedName::new(namespace, peer.clone());
                     peer_authentication::derived_name(&peer).to_string()
                 }));
             }
@@ -243,38 +232,6 @@ impl Index {
         peer_authentication::parent(mesh, own)
     }
 
-    fn bind(
-        &self,
-        choice: &Choice,
-        object: &NamespacedName,
-        addressed: Addressed,
-        gateways: &mut Vec<NamespacedName>,
-    ) -> Binding {
-        let nothing = Namespace::default();
-        let namespace = self
-            .world
-            .inhabitants(&object.namespace)
-            .map_or(&nothing, |inhabitants| &inhabitants.namespace);
-        let Some(wish) = waypoint::wish(choice, &namespace.waypoint, &object.namespace) else {
-            return Binding::Unbound;
-        };
-        gateways.push(wish.gateway.clone());
-        let known = self.known_gateway(&wish.gateway);
-        let labels = with_name(&namespace.labels, &object.namespace);
-        let attacher = Attacher {
-            namespace: &object.namespace,
-            labels: &labels,
-            addressed,
-        };
-        waypoint::bind(wish, known, attacher, self.network())
-    }
-
-    fn known_gateway(&self, name: &NamespacedName) -> Option<Known<'_>> {
-        self.world
-            .gateway(name)
-            .map(|(gateway, class)| Known { gateway, class })
-    }
-
     fn network(&self) -> &str {
         let root = self.world.inhabitants(&self.mesh.root_namespace);
         root.map_or("", |inhabitants| &inhabitants.namespace.network)
@@ -289,13 +246,11 @@ impl Index {
     }
 }
 
-/// Kubernetes gives each namespace its name as a label; manifests may leave that out.
-fn with_name(labels: &Labels, namespace: &str) -> Labels {
-    let mut labels = labels.clone();
-    labels
-        .entry("kubernetes.io/metadata.name".to_owned())
-        .or_insert_with(|| namespace.to_owned());
-    labels
+fn service_resource(key: String, message: wire::Service) -> (ResourceType, String, Bytes) {
+    let body = wire::Address {
+        r#type: Some(wire::address::Type::Service(message)),
+    };
+    (ResourceType::Address, key, body.encode_to_vec().into())
 }
 
 fn authorization_resource(

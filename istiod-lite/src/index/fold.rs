@@ -5,18 +5,24 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use cluster::{Event, Kind, Object, ObjectKey, kinds};
 
+mod entries;
+mod policies;
+
 use super::{
     Index, Subject,
     world::{Inhabitants, Standing},
 };
 use crate::{
     facts::{
-        NamespacedName, Problem, Read, gateway, namespace, pod,
-        policy::{self, PeerAuthentication, Reach},
+        Labels, NamespacedName, Problem, Read, gateway, mesh_config, namespace, pod,
+        policy::{self, Reach},
         service::{self, Service},
+        service_entry,
         slice::{self, Slice},
+        workload_entry,
     },
     translate::policy as authorization,
+    wellknown,
 };
 
 impl Index {
@@ -33,6 +39,7 @@ impl Index {
         let name = NamespacedName::new(object.namespace(), object.name());
         let mut problems = Vec::new();
         let mut conditions = None;
+        let mut addresses = Vec::new();
         match object {
             Object::Namespace(o) => self.set_namespace(&name.name, namespace::read(o)),
             Object::Node(o) => self.set_node(&name.name, namespace::read_node(o)),
@@ -50,6 +57,33 @@ impl Index {
                 let facts = slice::read(o).map(|read| take(read, &mut problems));
                 self.set_slice(&name, facts);
             }
+            Object::ServiceEntry(o) => {
+                conditions = Some(
+                    o.status
+                        .as_ref()
+                        .map(|s| s.conditions.clone())
+                        .unwrap_or_default(),
+                );
+                addresses = o
+                    .status
+                    .as_ref()
+                    .map(|s| s.addresses.clone())
+                    .unwrap_or_default();
+                self.set_entry(&name, take(service_entry::read(o), &mut problems));
+            }
+            Object::WorkloadEntry(o) => {
+                conditions = Some(
+                    o.status
+                        .as_ref()
+                        .map(|s| s.conditions.clone())
+                        .unwrap_or_default(),
+                );
+                self.set_workload_entry(&name, take(workload_entry::read(o), &mut problems));
+            }
+            Object::ConfigMap(o) if self.is_mesh_config(&name) => match mesh_config::read(o) {
+                Ok(config) => self.set_mesh_config(config),
+                Err(problem) => problems.push(problem),
+            },
             Object::Gateway(o) => {
                 self.set_gateway(&name, Some(take(gateway::read(o), &mut problems)));
             }
@@ -82,6 +116,7 @@ impl Index {
             uid: object.uid().to_owned(),
             generation: object.metadata().generation,
             conditions,
+            addresses,
         };
         let before = self.world.standings.insert(key.clone(), standing.clone());
         (before.as_ref() != Some(&standing)).then_some(key)
@@ -98,6 +133,11 @@ impl Index {
             Kind::Pod => self.set_pod(&name, None),
             Kind::Service => self.set_service(&name, None),
             Kind::EndpointSlice => self.set_slice(&name, None),
+            Kind::ServiceEntry => self.set_entry(&name, None),
+            Kind::WorkloadEntry => self.set_workload_entry(&name, None),
+            Kind::ConfigMap if self.is_mesh_config(&name) => {
+                self.set_mesh_config(mesh_config::MeshConfig::default())
+            }
             Kind::Gateway => self.set_gateway(&name, None),
             Kind::GatewayClass => self.set_class(&name.name, None),
             Kind::AuthorizationPolicy => self.set_policy(&name, None),
@@ -108,7 +148,12 @@ impl Index {
         self.world.standings.remove(&key).map(|_| key)
     }
 
+    fn is_mesh_config(&self, name: &NamespacedName) -> bool {
+        *name.namespace == *self.mesh.root_namespace && *name.name == *wellknown::MESH_CONFIG
+    }
+
     fn set_namespace(&mut self, name: &Arc<str>, facts: namespace::Namespace) {
+        let visibility = self.visibility(name);
         let here = self.world.namespaces.entry(name.clone()).or_default();
         let before = std::mem::replace(&mut here.namespace, facts);
         let network_changed =
@@ -124,6 +169,9 @@ impl Index {
                 mark_namespace(namespace, here, &mut touched);
             }
             self.dirty.extend(touched);
+        }
+        if self.visibility(name) != visibility {
+            self.mark_entries_of(name);
         }
         self.forget_deserted(name);
     }
@@ -183,13 +231,14 @@ impl Index {
             .or_default();
         let before = here.services.get(&name.name).cloned();
         if before != facts {
+            let now = facts.as_ref().map_or(Vec::new(), |s| s.vips.clone());
             let mut touched = BTreeSet::from([Subject::Service(name.clone())]);
             for service in before
                 .iter()
                 .chain(&facts)
                 .filter(|s| !s.selector.is_empty())
             {
-                mark_pods(name, here.selected_pods(&service.selector), &mut touched);
+                mark_selected(&name.namespace, here, &service.selector, &mut touched);
             }
             mark_slices(name, here, &mut touched);
             if let Some(before) = &before {
@@ -207,6 +256,11 @@ impl Index {
                 }
             }
             self.dirty.extend(touched);
+            let hostname = Arc::from(self.mesh.hostname(&name.namespace, &name.name));
+            self.mark_claimants(std::iter::once(&hostname));
+            let vips =
+                |service: &Option<Service>| service.as_ref().map_or(Vec::new(), |s| s.vips.clone());
+            self.set_vips(&Subject::Service(name.clone()), &vips(&before), &now);
         }
         self.forget_deserted(&name.namespace);
     }
@@ -294,122 +348,6 @@ impl Index {
         }
     }
 
-    fn set_policy(&mut self, name: &NamespacedName, facts: Option<authorization::Policy>) {
-        let here = self
-            .world
-            .namespaces
-            .entry(name.namespace.clone())
-            .or_default();
-        let before = here.policies.get(&name.name).cloned();
-        if before != facts {
-            self.dirty.insert(Subject::Policy(name.clone()));
-            if let Some(Reach::Selected(labels)) = before.as_ref().map(|policy| &policy.reach) {
-                here.policies_by_selector.remove(&name.name, labels);
-            }
-            if let Some(Reach::Selected(labels)) = facts.as_ref().map(|policy| &policy.reach) {
-                here.policies_by_selector.insert(&name.name, labels);
-            }
-            // Workloads only name the policy: its rules don't concern them.
-            let names = |policy: &Option<authorization::Policy>| {
-                policy
-                    .as_ref()
-                    .filter(|p| p.authorization.is_some())
-                    .map(|p| p.reach.clone())
-            };
-            let (old, new) = (names(&before), names(&facts));
-            match facts {
-                Some(facts) => here.policies.insert(name.name.clone(), facts),
-                None => here.policies.remove(&name.name),
-            };
-            if old != new {
-                for reach in old.iter().chain(&new) {
-                    self.mark_reached(&name.namespace, reach);
-                }
-            }
-        }
-        self.forget_deserted(&name.namespace);
-    }
-
-    /// Marks the pods that a policy's selector chooses: in the root namespace, those
-    /// of all namespaces. Policies for whole scopes are named by no pod.
-    fn mark_reached(&mut self, namespace: &Arc<str>, reach: &Reach) {
-        let Reach::Selected(labels) = reach else {
-            return;
-        };
-        let mut touched = BTreeSet::new();
-        let everywhere = **namespace == *self.mesh.root_namespace;
-        let within = self
-            .world
-            .namespaces
-            .iter()
-            .filter(|(name, _)| everywhere || *name == namespace);
-        for (name, here) in within {
-            let any = NamespacedName::new(name.clone(), "");
-            mark_pods(&any, here.selected_pods(labels), &mut touched);
-        }
-        self.dirty.extend(touched);
-    }
-
-    fn set_peer(&mut self, name: &NamespacedName, facts: Option<PeerAuthentication>) {
-        let here = self
-            .world
-            .namespaces
-            .entry(name.namespace.clone())
-            .or_default();
-        let before = here.peers.get(&name.name).cloned();
-        if before != facts {
-            if let Some(Reach::Selected(labels)) = before.as_ref().map(|peer| &peer.reach) {
-                here.peers_by_selector.remove(&name.name, labels);
-            }
-            if let Some(Reach::Selected(labels)) = facts.as_ref().map(|peer| &peer.reach) {
-                here.peers_by_selector.insert(&name.name, labels);
-            }
-            let reaches: Vec<Reach> = before
-                .iter()
-                .chain(&facts)
-                .map(|p| p.reach.clone())
-                .collect();
-            let count = &mut self.world.peer_authentications;
-            *count = *count + usize::from(facts.is_some()) - usize::from(before.is_some());
-            match facts {
-                Some(facts) => here.peers.insert(name.name.clone(), facts),
-                None => here.peers.remove(&name.name),
-            };
-            self.dirty.insert(Subject::StaticStrict);
-            self.dirty.insert(Subject::PeerAuthentication(name.clone()));
-            for reach in &reaches {
-                self.mark_peer_reach(&name.namespace, reach);
-            }
-        }
-        self.forget_deserted(&name.namespace);
-    }
-
-    fn mark_peer_reach(&mut self, namespace: &Arc<str>, reach: &Reach) {
-        let is_root = **namespace == *self.mesh.root_namespace;
-        match reach {
-            // In the root namespace, a policy with a selector is ignored.
-            Reach::Selected(_) if is_root => {}
-            Reach::Selected(_) => self.mark_reached(namespace, reach),
-            Reach::All => {
-                let mut touched = BTreeSet::new();
-                let within = self
-                    .world
-                    .namespaces
-                    .iter()
-                    .filter(|(name, _)| is_root || *name == namespace);
-                for (name, here) in within {
-                    let any = NamespacedName::new(name.clone(), "");
-                    mark_pods(&any, here.pods.keys(), &mut touched);
-                    let peers = here.peers.keys();
-                    touched.extend(peers.map(|peer| {
-                        Subject::PeerAuthentication(NamespacedName::new(name.clone(), peer.clone()))
-                    }));
-                }
-                self.dirty.extend(touched);
-            }
-        }
-    }
-
     fn set_problems(&mut self, key: &ObjectKey, problems: Vec<Problem>) {
         if problems.is_empty() {
             self.problems.remove(key);
@@ -441,13 +379,30 @@ fn conditions_of(status: Option<&kinds::PolicyStatus>) -> Vec<kinds::Condition> 
         .unwrap_or_default()
 }
 
-fn mark_pods<'a>(
-    namespace: &NamespacedName,
-    pods: impl Iterator<Item = &'a Arc<str>>,
+/// Marks the pods and WorkloadEntries that a selector with labels chooses.
+pub(super) fn mark_selected(
+    namespace: &Arc<str>,
+    here: &Inhabitants,
+    selector: &Labels,
     touched: &mut BTreeSet<Subject>,
 ) {
-    let named = pods.map(|pod| NamespacedName::new(namespace.namespace.clone(), pod.clone()));
-    touched.extend(named.map(Subject::Pod));
+    let named = |name: &Arc<str>| NamespacedName::new(namespace.clone(), name.clone());
+    touched.extend(here.selected_pods(selector).map(named).map(Subject::Pod));
+    let entries = here.selected_workload_entries(selector);
+    touched.extend(entries.map(named).map(Subject::WorkloadEntry));
+}
+
+/// Marks all that is a workload, or has some written into it.
+fn mark_workloads(namespace: &Arc<str>, here: &Inhabitants, touched: &mut BTreeSet<Subject>) {
+    let named = |name: &Arc<str>| NamespacedName::new(namespace.clone(), name.clone());
+    touched.extend(here.pods.keys().map(named).map(Subject::Pod));
+    touched.extend(
+        here.workload_entries
+            .keys()
+            .map(named)
+            .map(Subject::WorkloadEntry),
+    );
+    touched.extend(here.entries.keys().map(named).map(Subject::Entry));
 }
 
 /// Marks a service's slices and the pods that they point at.
@@ -476,7 +431,7 @@ fn mark_slices(service: &NamespacedName, here: &Inhabitants, touched: &mut BTree
 
 fn mark_namespace(name: &Arc<str>, here: &Inhabitants, touched: &mut BTreeSet<Subject>) {
     let named = |object: &Arc<str>| NamespacedName::new(name.clone(), object.clone());
-    touched.extend(here.pods.keys().map(|pod| Subject::Pod(named(pod))));
+    mark_workloads(name, here, touched);
     touched.extend(
         here.services
             .keys()

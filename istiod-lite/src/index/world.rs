@@ -3,22 +3,29 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
     sync::Arc,
 };
 
 use cluster::{ObjectKey, kinds};
 
-use super::selection::{ByLabels, BySelector};
+use super::{
+    Subject,
+    selection::{ByLabels, BySelector},
+};
 use crate::{
     facts::{
-        NamespacedName,
+        Labels, NamespacedName,
         gateway::{Class, Gateway},
+        mesh_config::MeshConfig,
         namespace::{Locality, Namespace},
         pod::Pod,
         policy::{PeerAuthentication, Reach},
         selects,
         service::Service,
+        service_entry::ServiceEntry,
         slice::Slice,
+        workload_entry::WorkloadEntry,
     },
     translate::policy::Policy,
 };
@@ -34,6 +41,11 @@ pub(super) struct World {
     /// How many PeerAuthentications there are.
     pub(super) peer_authentications: usize,
     pub(super) standings: BTreeMap<ObjectKey, Standing>,
+    pub(super) mesh_config: MeshConfig,
+    /// ServiceEntries by each of their hosts.
+    pub(super) hosts: HashMap<Arc<str>, BTreeSet<NamespacedName>>,
+    /// Kubernetes services and ServiceEntries by each of their single addresses.
+    pub(super) vips: HashMap<IpAddr, BTreeSet<Subject>>,
 }
 
 /// A namespace, and the objects in it. It may hold objects before it is known itself.
@@ -52,6 +64,11 @@ pub(super) struct Inhabitants {
     pub(super) peers: BTreeMap<Arc<str>, PeerAuthentication>,
     pub(super) peers_by_selector: BySelector,
     pub(super) gateways: BTreeMap<Arc<str>, Gateway>,
+    pub(super) entries: BTreeMap<Arc<str>, ServiceEntry>,
+    pub(super) entries_by_labels: ByLabels,
+    pub(super) entries_by_selector: BySelector,
+    pub(super) workload_entries: BTreeMap<Arc<str>, WorkloadEntry>,
+    pub(super) workload_entries_by_labels: ByLabels,
 }
 
 /// An object that conditions are written to.
@@ -63,6 +80,8 @@ pub struct Standing {
     pub generation: Option<i64>,
     /// The conditions that it carries, whoever wrote them.
     pub conditions: Vec<kinds::Condition>,
+    /// The addresses that it carries, for its hosts.
+    pub addresses: Vec<kinds::ServiceEntryAddress>,
 }
 
 impl World {
@@ -84,12 +103,12 @@ impl World {
 impl Inhabitants {
     /// The services of this namespace that a pod backs: those that select it, and
     /// those whose slices point at exactly this pod.
-    pub(super) fn services_of(&self, name: &str, pod: &Pod) -> BTreeMap<&Arc<str>, &Service> {
-        let selecting = self
-            .services_by_selector
-            .candidates(&pod.labels)
-            .filter_map(|name| self.services.get_key_value(name))
-            .filter(|(_, service)| selects(&service.selector, &pod.labels));
+    pub(super) fn services_of<'a>(
+        &'a self,
+        name: &str,
+        pod: &'a Pod,
+    ) -> BTreeMap<&'a Arc<str>, &'a Service> {
+        let selecting = self.services_selecting(&pod.labels);
         let pointing = self
             .slices_by_pod
             .get(name)
@@ -106,25 +125,50 @@ impl Inhabitants {
         selecting.chain(pointing).collect()
     }
 
-    /// The policies of this namespace that select a pod and are sent.
-    pub(super) fn policies_of<'a>(&'a self, pod: &'a Pod) -> impl Iterator<Item = &'a Arc<str>> {
-        self.policies_by_selector.candidates(&pod.labels).filter(|name| {
+    /// The services of this namespace that select a workload with these labels.
+    pub(super) fn services_selecting<'a>(
+        &'a self,
+        labels: &'a Labels,
+    ) -> impl Iterator<Item = (&'a Arc<str>, &'a Service)> {
+        self.services_by_selector
+            .candidates(labels)
+            .filter_map(|name| self.services.get_key_value(name))
+            .filter(|(_, service)| selects(&service.selector, labels))
+    }
+
+    /// The ServiceEntries of this namespace that select a workload with these labels.
+    pub(super) fn entries_selecting<'a>(
+        &'a self,
+        labels: &'a Labels,
+    ) -> impl Iterator<Item = (&'a Arc<str>, &'a ServiceEntry)> {
+        self.entries_by_selector
+            .candidates(labels)
+            .filter_map(|name| self.entries.get_key_value(name))
+            .filter(|(_, entry)| selects(&entry.selector, labels))
+    }
+
+    /// The policies of this namespace that select a workload with these labels and are sent.
+    pub(super) fn policies_of<'a>(
+        &'a self,
+        labels: &'a Labels,
+    ) -> impl Iterator<Item = &'a Arc<str>> {
+        self.policies_by_selector.candidates(labels).filter(|name| {
             self.policies.get(*name).is_some_and(|policy| {
                 policy.authorization.is_some()
-                    && matches!(&policy.reach, Reach::Selected(labels) if selects(labels, &pod.labels))
+                    && matches!(&policy.reach, Reach::Selected(wanted) if selects(wanted, labels))
             })
         })
     }
 
-    /// The PeerAuthentication that selects a pod: the oldest.
+    /// The PeerAuthentication that selects a workload with these labels: the oldest.
     pub(super) fn peer_of<'a>(
         &'a self,
-        pod: &'a Pod,
+        labels: &'a Labels,
     ) -> Option<(&'a Arc<str>, &'a PeerAuthentication)> {
         self.peers_by_selector
-            .candidates(&pod.labels)
+            .candidates(labels)
             .filter_map(|name| self.peers.get_key_value(name))
-            .filter(|(_, peer)| matches!(&peer.reach, Reach::Selected(labels) if selects(labels, &pod.labels)))
+            .filter(|(_, peer)| matches!(&peer.reach, Reach::Selected(wanted) if selects(wanted, labels)))
             .min_by_key(|(name, peer)| (peer.created, *name))
     }
 
@@ -140,12 +184,38 @@ impl Inhabitants {
     /// The pods that a selector with labels chooses.
     pub(super) fn selected_pods<'a>(
         &'a self,
-        selector: &'a crate::facts::Labels,
+        selector: &'a Labels,
     ) -> impl Iterator<Item = &'a Arc<str>> {
         self.pods_by_labels.candidates(selector).filter(|name| {
             self.pods
                 .get(*name)
                 .is_some_and(|pod| selects(selector, &pod.labels))
+        })
+    }
+
+    /// The WorkloadEntries that a selector with labels chooses.
+    pub(super) fn selected_workload_entries<'a>(
+        &'a self,
+        selector: &'a Labels,
+    ) -> impl Iterator<Item = &'a Arc<str>> {
+        self.workload_entries_by_labels
+            .candidates(selector)
+            .filter(|name| {
+                self.workload_entries
+                    .get(*name)
+                    .is_some_and(|entry| selects(selector, &entry.endpoint.labels))
+            })
+    }
+
+    /// The ServiceEntries that a selector with labels chooses, as it does their endpoints.
+    pub(super) fn selected_entries<'a>(
+        &'a self,
+        selector: &'a Labels,
+    ) -> impl Iterator<Item = &'a Arc<str>> {
+        self.entries_by_labels.candidates(selector).filter(|name| {
+            self.entries
+                .get(*name)
+                .is_some_and(|entry| selects(selector, &entry.labels))
         })
     }
 
@@ -158,5 +228,7 @@ impl Inhabitants {
             && self.policies.is_empty()
             && self.peers.is_empty()
             && self.gateways.is_empty()
+            && self.entries.is_empty()
+            && self.workload_entries.is_empty()
     }
 }

@@ -2,15 +2,16 @@
 //! Which waypoint an object's traffic goes through, or why it has none.
 
 use proto::workload::{
-    ApplicationTunnel, GatewayAddress, NamespacedHostname, application_tunnel::Protocol,
-    gateway_address::Destination,
+    ApplicationTunnel, GatewayAddress, NamespacedHostname, WeightedWaypoint,
+    application_tunnel::Protocol, gateway_address::Destination,
 };
 
 use super::network_address;
 use crate::facts::{
     Labels, NamespacedName,
     gateway::{Address, Class, Gateway, Readiness, SameNamespace, Serves},
-    waypoint::Choice,
+    mesh_config::Visibility,
+    waypoint::{self as wanted, Choice},
 };
 
 /// Where waypoints take tunnels, whatever their listeners say.
@@ -55,6 +56,8 @@ pub enum Binding {
         gateway: NamespacedName,
         /// Where it is.
         address: Option<GatewayAddress>,
+        /// What became of the one that is to take a share of the connections.
+        canary: Canary,
     },
     /// It cannot be bound; nothing else takes its place.
     Refused {
@@ -63,6 +66,34 @@ pub enum Binding {
         /// Why.
         refusal: Refusal,
     },
+}
+
+/// What became of a waypoint that is to take a share of the connections.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub enum Canary {
+    /// Nobody asks for one.
+    #[default]
+    Unwanted,
+    /// It takes a share, the other one the rest.
+    Share {
+        /// Where it is; nowhere where none of its addresses can be used.
+        address: Option<GatewayAddress>,
+        /// Its share in percent.
+        percent: u32,
+    },
+    /// It takes none: all connections go through the other one.
+    Refused(CanaryRefusal),
+}
+
+/// Why a waypoint takes no share of the connections.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CanaryRefusal {
+    /// It is the one that takes the rest.
+    SameAsPrimary,
+    /// Its share is no number from 0 to 100.
+    InvalidWeight(String),
+    /// It can't be bound.
+    Unbound(NamespacedName, Refusal),
 }
 
 /// Why a waypoint that was asked for is not used.
@@ -74,6 +105,8 @@ pub enum Refusal {
     AttachmentDenied,
     /// It isn't for objects of this kind.
     UnsupportedTrafficType,
+    /// It would take what only a namespace may see out of that namespace.
+    CrossNamespace,
 }
 
 /// The waypoint that is asked for. An object that chooses, even badly, is never
@@ -106,6 +139,8 @@ pub struct Attacher<'a> {
     pub labels: &'a Labels,
     /// What is addressed.
     pub addressed: Addressed,
+    /// Who sees it.
+    pub visibility: Visibility,
 }
 
 /// Binds a wish to the Gateway that was found for it.
@@ -137,6 +172,9 @@ pub fn bind(
             refuse(gateway, Refusal::UnsupportedTrafficType)
         };
     }
+    if attacher.visibility == Visibility::Namespace && *gateway.namespace != *attacher.namespace {
+        return refuse(gateway, Refusal::CrossNamespace);
+    }
     let destination = known.gateway.address.as_ref().map(|address| match address {
         Address::Hostname(host) => Destination::Hostname(NamespacedHostname {
             namespace: gateway.namespace.to_string(),
@@ -148,7 +186,64 @@ pub fn bind(
         destination: Some(destination),
         hbone_mtls_port: HBONE_PORT.into(),
     });
-    Binding::Bound { gateway, address }
+    Binding::Bound {
+        gateway,
+        address,
+        canary: Canary::Unwanted,
+    }
+}
+
+/// The waypoint that is to take a share of the connections: the one that the object
+/// names, or else the one that comes with the namespace's waypoint.
+pub fn canary<'a>(
+    object: (&Choice, Option<&'a wanted::Canary>),
+    inherited: Option<&'a wanted::Canary>,
+) -> Option<&'a wanted::Canary> {
+    match object {
+        (_, Some(own)) => Some(own),
+        (Choice::Named { .. }, None) => None,
+        (Choice::Unset | Choice::None, None) => inherited,
+    }
+}
+
+/// Adds a share for a second waypoint to a binding. Whatever is wrong with it, all
+/// connections go through the first one.
+pub fn share(
+    binding: Binding,
+    wanted: &wanted::Canary,
+    known: Option<Known<'_>>,
+    attacher: Attacher<'_>,
+    network: &str,
+) -> Binding {
+    let Binding::Bound {
+        gateway, address, ..
+    } = binding
+    else {
+        return binding;
+    };
+    let wish = Wish {
+        gateway: wanted.gateway(attacher.namespace),
+        asked_by: AskedBy::Object,
+    };
+    let canary = match &wanted.weight {
+        _ if wish.gateway == gateway => Canary::Refused(CanaryRefusal::SameAsPrimary),
+        Err(text) => Canary::Refused(CanaryRefusal::InvalidWeight(text.clone())),
+        Ok(percent) => match bind(wish, known, attacher, network) {
+            Binding::Bound { address, .. } => Canary::Share {
+                address,
+                percent: *percent,
+            },
+            Binding::Refused { gateway, refusal } => {
+                Canary::Refused(CanaryRefusal::Unbound(gateway, refusal))
+            }
+            Binding::Unbound => Canary::Unwanted,
+        },
+    };
+    Binding::Bound {
+        gateway,
+        address,
+        canary,
+    }
 }
 
 impl Known<'_> {
@@ -199,5 +294,26 @@ impl Binding {
             Self::Bound { address, .. } => address.clone(),
             Self::Unbound | Self::Refused { .. } => None,
         }
+    }
+
+    /// Both waypoints with their shares, where there are two.
+    pub fn weighted(&self) -> Vec<WeightedWaypoint> {
+        let Self::Bound {
+            address: Some(primary),
+            canary:
+                Canary::Share {
+                    address: Some(canary),
+                    percent,
+                },
+            ..
+        } = self
+        else {
+            return Vec::new();
+        };
+        let share = |destination: &GatewayAddress, weight| WeightedWaypoint {
+            destination: Some(destination.clone()),
+            weight,
+        };
+        vec![share(primary, 100 - percent), share(canary, *percent)]
     }
 }
