@@ -223,8 +223,6 @@ impl std::fmt::Display for Role {
 /// What this version does not do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Feature {
-    /// Waypoints drawn by weight.
-    WeightedWaypoints,
     /// Endpoints that have a host name instead of an address.
     HostnameEndpoints,
     /// PROXY protocol towards the application.
@@ -234,7 +232,6 @@ pub enum Feature {
 impl std::fmt::Display for Feature {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::WeightedWaypoints => "weighted waypoints",
             Self::HostnameEndpoints => "an endpoint that is resolved by DNS",
             Self::ProxyProtocol => "an application tunnel with PROXY protocol",
         })
@@ -289,16 +286,10 @@ fn decide(
     if is_loop(connection.destination, &own) || is_loop(connection.destination, &source.addresses) {
         return Err(Refusal::Loop(connection.destination));
     }
-    if let Some(service) = meant {
-        if service.has_weighted_waypoint() {
-            return Err(Refusal::Unsupported {
-                subject: format!("service {}", service.key()),
-                feature: Feature::WeightedWaypoints,
-            });
-        }
-        if let Some(waypoint) = &service.waypoint {
-            return through_waypoint(store, connection, waypoint, meant.cloned(), rng);
-        }
+    if let Some(service) = meant
+        && let Some(waypoint) = service.draw_waypoint(rng)
+    {
+        return through_waypoint(store, connection, waypoint, meant.cloned(), rng);
     }
     let Some(upstream) = upstream(store, connection, rng)? else {
         return Ok(Route::Passthrough {

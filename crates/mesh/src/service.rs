@@ -7,6 +7,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use rand::{Rng, RngExt};
 use serde::{Deserialize, Serialize};
 use spiffe::SpiffeId;
 
@@ -79,9 +80,29 @@ impl Service {
         }
     }
 
-    /// Whether a weighted waypoint would be drawn: one with no weight never is.
-    pub fn has_weighted_waypoint(&self) -> bool {
-        self.weighted_waypoints.iter().any(|w| w.weight > 0)
+    /// The waypoint of one connection that is addressed to it: drawn by weight where any has some, else the single one.
+    /// What is drawn and can't be used is no reason to draw again.
+    pub fn draw_waypoint(&self, rng: &mut impl Rng) -> Option<&GatewayAddress> {
+        let weights = || self.weighted_waypoints.iter().map(|w| u64::from(w.weight));
+        let total: u64 = weights().sum();
+        if total == 0 {
+            return self.waypoint.as_ref();
+        }
+        let mut drawn = rng.random_range(0..total);
+        let past = weights().position(|weight| match drawn.checked_sub(weight) {
+            Some(rest) => {
+                drawn = rest;
+                false
+            }
+            None => true,
+        });
+        past.map(|at| &self.weighted_waypoints[at].destination)
+    }
+
+    /// All waypoints that connections addressed to it may come through.
+    pub fn waypoints(&self) -> impl Iterator<Item = &GatewayAddress> {
+        let weighted = self.weighted_waypoints.iter().filter(|w| w.weight > 0);
+        self.waypoint.iter().chain(weighted.map(|w| &w.destination))
     }
 }
 

@@ -72,12 +72,13 @@ pub fn accept_destination(
     if ip == reached || local.application_tunnel.is_some() {
         return Ok(());
     }
-    let waypoint = match store.find(network, ip, None) {
-        Some(Found::Service(service)) => service.waypoint.clone(),
-        Some(Found::Workload(workload)) => workload.waypoint.clone(),
-        None => None,
+    let leads_here = |waypoint: &GatewayAddress| leads_here(store, waypoint, local, reached);
+    let behind_us = match store.find(network, ip, None) {
+        Some(Found::Service(service)) => service.waypoints().any(leads_here),
+        Some(Found::Workload(workload)) => workload.waypoint.iter().any(leads_here),
+        None => false,
     };
-    if waypoint.is_some_and(|waypoint| leads_here(store, &waypoint, local, reached)) {
+    if behind_us {
         return Ok(());
     }
     Err(InboundRefusal::NotOurs {

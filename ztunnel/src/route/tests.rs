@@ -457,31 +457,67 @@ fn an_application_tunnel_takes_the_waypoint_port_that_the_service_lacks() {
     check(&mesh, "10.96.0.2:80", expected);
 }
 
-#[test]
-fn weighted_waypoints_are_refused_unless_none_has_weight() {
-    let weighted = |weight| {
-        let destination = at_host("other").unwrap();
-        vec![mesh::service::WeightedWaypoint {
+/// The cart with its own waypoint, and others with shares.
+fn sharing(weighted: &[(Option<GatewayAddress>, u32)]) -> Service {
+    let weighted = weighted.iter().cloned().map(|(destination, weight)| {
+        let destination = destination.unwrap();
+        mesh::service::WeightedWaypoint {
             destination,
             weight,
-        }]
+        }
+    });
+    Service {
+        weighted_waypoints: weighted.collect(),
+        waypoint: at_host(WAYPOINT),
+        ..cart()
+    }
+}
+
+#[test]
+fn a_weighted_waypoint_is_drawn_for_each_connection() {
+    let other = pod("other", &["10.0.0.9"]);
+    let shares = sharing(&[(at_host(WAYPOINT), 75), (at_address("10.0.0.9"), 25)]);
+    let mesh = Mesh::of([server(), other]).with(shares).with_waypoint();
+    let mut rng = StdRng::seed_from_u64(5);
+    let client = client();
+    let connection = Outbound {
+        source: &client,
+        source_ip: client.addresses[0],
+        destination: "10.96.0.2:80".parse().unwrap(),
+        network: "",
     };
-    let with = |weight| {
-        let weighted_waypoints = weighted(weight);
-        let cart = Service {
-            weighted_waypoints,
-            waypoint: at_host(WAYPOINT),
-            ..cart()
-        };
-        Mesh::of([server()]).with(cart).with_waypoint()
-    };
-    check(
-        &with(1),
-        "10.96.0.2:80",
-        "refused for cart: service shop/cart.shop.svc.cluster.local needs weighted waypoints, which is not supported yet",
-    );
+    let drawn = (0..1000).filter(|_| {
+        let line = line(&route(&mesh.0, connection, &mut rng));
+        let own = "waypoint 10.0.0.8:15008 asks 10.96.0.2:80 of wp (wp) for cart";
+        let other = "waypoint 10.0.0.9:15008 asks 10.96.0.2:80 of other (other) for cart";
+        assert!(line == own || line == other, "{line}");
+        line == other
+    });
+    let drawn = drawn.count();
+    assert!((200..300).contains(&drawn), "{drawn} of 1000");
+}
+
+#[test]
+fn weightless_waypoints_are_never_drawn() {
     let expected = "waypoint 10.0.0.8:15008 asks 10.96.0.2:80 of wp (wp) for cart";
-    check(&with(0), "10.96.0.2:80", expected);
+    for weighted in [
+        vec![(at_host("other"), 0)],
+        vec![(at_host("other"), 0), (at_host(WAYPOINT), 1)],
+    ] {
+        let mesh = Mesh::of([server()])
+            .with(sharing(&weighted))
+            .with_waypoint();
+        check(&mesh, "10.96.0.2:80", expected);
+    }
+}
+
+#[test]
+fn a_drawn_waypoint_that_is_not_known_refuses_though_the_single_one_is_there() {
+    let mesh = Mesh::of([server()])
+        .with(sharing(&[(at_host("other"), 1)]))
+        .with_waypoint();
+    let expected = "refused for cart: waypoint shop/other is unknown";
+    check(&mesh, "10.96.0.2:80", expected);
 }
 
 #[test]

@@ -65,6 +65,20 @@ fn a_waypoint_accepts_what_is_attached_to_it() {
 }
 
 #[test]
+fn a_waypoint_with_a_share_accepts_what_it_has_a_share_of() {
+    let other = pod("other", &["10.0.0.9"]);
+    let with = |weight| {
+        let shares = sharing(&[(at_address("10.0.0.9"), weight)]);
+        Mesh::of([server(), other.clone()])
+            .with(shares)
+            .with_waypoint()
+    };
+    assert!(accepts(&with(1), &other, "10.96.0.2:80"));
+    assert!(accepts(&with(1), &waypoint(), "10.96.0.2:80"));
+    assert!(!accepts(&with(0), &other, "10.96.0.2:80"));
+}
+
+#[test]
 fn an_application_that_tunnels_itself_accepts_anything() {
     let application_tunnel = Some(ApplicationTunnel {
         protocol: ApplicationProtocol::None,
