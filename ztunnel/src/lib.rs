@@ -19,6 +19,7 @@ pub mod workers;
 pub mod outbound;
 
 pub mod inbound;
+pub mod proxy_protocol;
 
 pub mod passthrough;
 pub mod relaying;

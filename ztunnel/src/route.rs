@@ -36,7 +36,8 @@ use spiffe::SpiffeId;
 
 use gateway::through_gateway;
 pub use inbound::{
-    InboundRefusal, NextHop, accept_destination, candidate_services, destination_service, next_hop,
+    Announced, InboundRefusal, NextHop, accept_destination, candidate_services,
+    destination_service, next_hop,
 };
 
 /// Ports of the proxy itself: a connection to them inside the pod would come back to us.
@@ -225,15 +226,12 @@ impl std::fmt::Display for Role {
 pub enum Feature {
     /// Endpoints that have a host name instead of an address.
     HostnameEndpoints,
-    /// PROXY protocol towards the application.
-    ProxyProtocol,
 }
 
 impl std::fmt::Display for Feature {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::HostnameEndpoints => "an endpoint that is resolved by DNS",
-            Self::ProxyProtocol => "an application tunnel with PROXY protocol",
         })
     }
 }
