@@ -26,6 +26,8 @@ pub mod relaying;
 
 pub mod route;
 
+pub mod endpoints;
+
 pub mod connections;
 
 pub mod failure;
