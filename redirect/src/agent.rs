@@ -10,6 +10,7 @@
 //! thread of its own.
 
 mod arrivals;
+mod departures;
 mod look;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,6 +39,7 @@ use crate::state::{Continuity, REDIRECTION_ANNOTATION, Redirection, State, Step}
 use crate::zds_link::{Wanted, WantedPod};
 use crate::zds_server::Answers;
 use arrivals::Waiting;
+use departures::Leaving;
 
 /// Everything that the loop works with.
 #[derive(Debug)]
@@ -71,6 +73,7 @@ struct Agent {
     netns: BTreeMap<String, Netns>,
     members: Option<Members>,
     waiting: Vec<Waiting>,
+    leaving: Vec<Leaving>,
     /// What is wrong with the cluster's objects, as far as it has been logged.
     reported: BTreeSet<Problem>,
     started: Started,
@@ -92,6 +95,7 @@ pub async fn run(parts: Parts, drain: DrainSignal) {
         netns: BTreeMap::new(),
         members: None,
         waiting: Vec::new(),
+        leaving: Vec::new(),
         reported: BTreeSet::new(),
         started: Started::No,
         asked: Instant::now(),
@@ -221,10 +225,10 @@ impl Agent {
                 _ = reply.send(found);
             }
             Question::Del(DelRequest { container_id }, reply) => {
-                self.forget_sandboxes(|sandbox| {
+                let gone = self.forget_sandboxes(|sandbox| {
                     sandbox.container_id.as_deref() == Some(&container_id)
                 });
-                _ = reply.send(());
+                self.leaving.push(Leaving::new(gone, reply));
             }
             Question::Gc(GcRequest { container_ids }, reply) => {
                 self.forget_sandboxes(|sandbox| {
@@ -261,6 +265,7 @@ impl Agent {
         self.sync_members().await;
         self.parts.ready.ready();
         self.settle();
+        self.see_off();
     }
 
     async fn take(&mut self, step: Step) {
@@ -434,7 +439,8 @@ impl Agent {
         }
     }
 
-    fn forget_sandboxes(&mut self, which: impl Fn(&Sandbox) -> bool) {
+    /// The UIDs of the pods whose sandboxes these were.
+    fn forget_sandboxes(&mut self, which: impl Fn(&Sandbox) -> bool) -> Vec<String> {
         let gone: Vec<_> = self
             .parts
             .state
@@ -442,17 +448,18 @@ impl Agent {
             .filter(|sandbox| which(sandbox))
             .cloned()
             .collect();
-        for sandbox in gone {
+        for sandbox in &gone {
             let Sandbox {
                 namespace,
                 name,
                 uid,
                 ..
-            } = &*sandbox;
+            } = &**sandbox;
             info!(namespace, name, uid, "sandbox is gone");
-            self.forget(&sandbox);
+            self.forget(sandbox);
             self.parts.state.sandbox_torn_down(uid);
         }
+        gone.iter().map(|sandbox| sandbox.uid.clone()).collect()
     }
 
     fn forget(&mut self, sandbox: &Sandbox) {
@@ -467,6 +474,7 @@ impl Agent {
     fn wake(&self) -> Option<Instant> {
         let patience = self.waiting.iter().map(Waiting::gives_up_at);
         patience
+            .chain(self.leaving.iter().map(Leaving::gives_up_at))
             .chain(self.parts.state.next_retry(self.asked))
             .min()
     }

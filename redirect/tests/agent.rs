@@ -254,6 +254,9 @@ impl Ztunnel {
     }
 }
 
+/// How long a ztunnel takes to end what is open in a pod.
+const LETTING_GO: Duration = Duration::from_millis(150);
+
 async fn serve(path: &Path, error: &str, said: std::sync::mpsc::Sender<String>) {
     let socket = SeqPacket::connect(path).unwrap();
     socket.send(&[0x08, 0x01], None).await.unwrap();
@@ -278,7 +281,10 @@ async fn serve(path: &Path, error: &str, said: std::sync::mpsc::Sender<String>) 
                 )
             }
             Payload::Keep(keep) => (format!("keep {}", keep.uid), ""),
-            Payload::Del(del) => (format!("del {}", del.uid), ""),
+            Payload::Del(del) => {
+                tokio::time::sleep(LETTING_GO).await;
+                (format!("del {}", del.uid), "")
+            }
             Payload::SnapshotSent(_) => ("snapshot".into(), ""),
         };
         let ack = proto::zds::WorkloadResponse {
@@ -508,7 +514,34 @@ fn a_sandbox_that_is_taken_down_is_served_no_more() {
     lab.apply_pod("u1");
     lab.plugin("ADD", "u1").unwrap();
     ztunnel.expect(&add_of(&lab, "u1"));
+    let asked = Instant::now();
     lab.plugin("DEL", "u1").unwrap();
+    assert!(
+        asked.elapsed() >= LETTING_GO,
+        "the runtime took the network away before ztunnel had let go"
+    );
     ztunnel.expect("del u1");
+    lab.until("not annotated", || lab.annotation().is_none());
+    // Nobody serves it any more, so there is nobody to wait for.
+    let asked = Instant::now();
+    lab.plugin("DEL", "u1").unwrap();
+    assert!(asked.elapsed() < LETTING_GO, "{:?}", asked.elapsed());
+}
+
+#[test]
+fn a_sandbox_can_be_taken_down_although_ztunnel_is_gone() {
+    let lab = Lab::new();
+    let ztunnel = Ztunnel::start(lab.folder.path(), "");
+    ztunnel.expect("snapshot");
+    lab.apply_pod("u1");
+    lab.plugin("ADD", "u1").unwrap();
+    drop(ztunnel);
+    let asked = Instant::now();
+    lab.plugin("DEL", "u1").unwrap();
+    assert!(
+        asked.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        asked.elapsed()
+    );
     lab.until("not annotated", || lab.annotation().is_none());
 }

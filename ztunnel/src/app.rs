@@ -30,7 +30,6 @@ use tracing::{info, warn};
 
 use crate::admin::{self, Shown};
 use crate::config::{Config, Endpoint, Local, Ports, Root, Token};
-use crate::endpoints::Endpoints;
 use crate::mesh_state::MeshState;
 use crate::node::node;
 use crate::proxy::{Proxies, Settings, Shared};
@@ -66,12 +65,10 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
     }
     let workers = Workers::start(config.workers)?;
     let recorder = Recorder::new(metrics.clone(), workers.count());
-    let endpoints = Endpoints::new(&metrics);
     let shared = Arc::new(Shared {
         mesh: Arc::clone(&mesh),
         certificates: certificates.clone(),
         recorder: Arc::clone(&recorder),
-        endpoints: Arc::clone(&endpoints),
         workers,
         settings: Settings {
             network: Arc::clone(&config.node.network),
@@ -89,7 +86,6 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
         certificates: certificates.clone(),
         proxies: Arc::clone(&proxies),
         recorder,
-        endpoints,
         config: Arc::new(config.effective.clone()),
         istio_version: config.node.istio_version.as_str().into(),
     };

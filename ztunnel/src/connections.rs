@@ -130,6 +130,15 @@ impl Connections {
         stopped
     }
 
+    /// Stops whatever is open, each with this reason.
+    pub fn stop_all(&self, reason: &Arc<str>) {
+        for shard in &self.shards {
+            for entry in shard.lock().values() {
+                entry.stop.stop(Arc::clone(reason));
+            }
+        }
+    }
+
     pub fn count(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
     }
@@ -167,18 +176,11 @@ impl Tracked {
 
     /// Notes what the first decision said.
     pub fn note(&self, words: Arc<str>) {
-        self.update(|view| view.verdict = Some(words));
-    }
-
-    /// Notes that the connection goes on by another way.
-    pub fn moved(&self, to: ConnectionView) {
-        self.update(|view| *view = to);
-    }
-
-    fn update(&self, change: impl FnOnce(&mut ConnectionView)) {
-        let mut shard = self.connections.shards[self.worker.index()].lock();
-        if let Some(entry) = shard.get_mut(&self.id) {
-            change(&mut entry.view);
+        if let Some(entry) = self.connections.shards[self.worker.index()]
+            .lock()
+            .get_mut(&self.id)
+        {
+            entry.view.verdict = Some(words);
         }
     }
 }
@@ -235,6 +237,19 @@ mod tests {
         let view = connections.view();
         assert_eq!(view.inbound[0].verdict.as_deref(), Some("allowed"));
         assert_eq!((view.inbound.len(), view.outbound.len()), (2, 1));
+    }
+
+    #[test]
+    fn a_pod_that_goes_stops_all_that_is_open() {
+        let connections = Connections::new(1);
+        let open = [
+            tracked(&connections, 1, to_port(80)),
+            tracked(&connections, 2, None),
+        ];
+        connections.stop_all(&"gone".into());
+        for one in &open {
+            assert_eq!(one.stop().reason().as_deref(), Some("gone"));
+        }
     }
 
     #[test]

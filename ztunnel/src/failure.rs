@@ -61,6 +61,9 @@ pub enum Failure {
     ClientHandshake(String),
     #[error("connection broke: {0}")]
     Copy(String),
+    /// Not the connection's fault: the pod has left this node, or the mesh.
+    #[error("connection closed because its pod is no longer served here")]
+    PodGone,
     /// Not the connection's fault: this process or the pod is going away.
     #[error("connection closed by drain")]
     Drained,
@@ -124,7 +127,7 @@ impl Failure {
             Self::Tunnel(error) => tunnel_flag(error),
             Self::ClientProtocol(_) => Flag::H2HandshakeFailure,
             Self::NotServed(_) | Self::Malformed(_) => Flag::BadRequest,
-            Self::Drained => Flag::None,
+            Self::PodGone | Self::Drained => Flag::None,
         }
     }
 }

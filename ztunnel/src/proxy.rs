@@ -29,16 +29,18 @@ use tracing::{Instrument as _, debug, info_span, warn};
 pub use self::proxies::Proxies;
 use crate::config::{Baggage, DecisionLog, InPod, Ipv6, OriginalSource, PortReuse, Tcp};
 use crate::connections::Connections;
-use crate::endpoints::Endpoints;
 use crate::failure::Failure;
 use crate::mesh_state::MeshState;
 use crate::pods::{Pod, PodInfo, PodUid};
 use crate::record::{End, Labels, Recorder, Reporter, Security};
+use crate::relaying::POD_GONE;
 use crate::workers::{Place, WorkerId, Workers};
 use crate::{inbound, outbound, passthrough};
 
 /// How long a connection waits for its own pod to become known to the mesh.
 const WORKLOAD_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a pod that is removed may take to tell its peers. Its runtime waits for it.
+const FAREWELL: Duration = Duration::from_millis(250);
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What all pods share.
@@ -46,7 +48,6 @@ pub struct Shared {
     pub mesh: Arc<MeshState>,
     pub certificates: Certificates,
     pub recorder: Arc<Recorder>,
-    pub endpoints: Arc<Endpoints>,
     pub workers: Workers,
     pub settings: Settings,
 }
@@ -376,6 +377,20 @@ impl PodProxy {
         self.shared
             .recorder
             .refuse_early(&labels, src, dst, failure);
+    }
+
+    /// Ends what is open so that the other ends hear of it, as long as there is a network to tell them by: connections
+    /// are reset with a reason, tunnels say good-bye. What takes longer than a moment is cut.
+    pub async fn let_go(&self) {
+        self.stop_accepting();
+        self.connections.stop_all(&Arc::from(POD_GONE));
+        for pool in self.pools.iter().filter_map(OnceLock::get) {
+            pool.close();
+        }
+        if timeout(FAREWELL, self.tasks.wait()).await.is_err() {
+            debug!(pod = %self.info, "cutting what did not end in time");
+        }
+        self.cut_open();
     }
 
     fn stop_accepting(&self) {

@@ -9,6 +9,9 @@ use tokio::net::TcpStream;
 
 use crate::failure::Failure;
 
+/// The reason by which everything open in a pod is stopped when the pod goes.
+pub const POD_GONE: &str = "the pod is gone";
+
 /// Where a captured connection wanted to go; where it was not redirected, the address it reached.
 pub fn original_destination(socket: &TcpStream) -> io::Result<SocketAddr> {
     // Without a redirecting rule there may be no connection tracking to ask.
@@ -21,6 +24,7 @@ pub fn result_of(end: End) -> Result<(), Failure> {
     match end {
         End::Finished | End::Reset { .. } => Ok(()),
         End::Failed { error, .. } => Err(Failure::Copy(error.to_string())),
+        End::Stopped { reason } if *reason == *POD_GONE => Err(Failure::PodGone),
         End::Stopped { reason } => Err(Failure::PolicyChanged(reason)),
     }
 }

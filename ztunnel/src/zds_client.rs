@@ -22,7 +22,7 @@ use tracing::{debug, info, warn};
 
 use self::message::{Message, MessageError, decode, encode_ack, encode_hello};
 use crate::pods::{Action, Pod, PodUid, Pods, ProtocolError};
-use crate::proxy::Proxies;
+use crate::proxy::{PodProxy, Proxies};
 
 /// Far more than the longest names make up; longer packets are cut off and refused.
 const MAX_MESSAGE: usize = 4096;
@@ -40,6 +40,8 @@ pub struct ZdsClient {
     active: metrics::Gauge,
     pending: metrics::Gauge,
     retry_at: Option<Instant>,
+    /// Stopped, and what was open not yet let go.
+    leaving: Vec<Arc<PodProxy>>,
 }
 
 /// Why a connection to the agent ended.
@@ -83,6 +85,7 @@ impl ZdsClient {
             active: metrics.gauge("workload_manager_active_proxy_count", &[]),
             pending: metrics.gauge("workload_manager_pending_proxy_count", &[]),
             retry_at: None,
+            leaving: Vec::new(),
         }
     }
 
@@ -145,6 +148,10 @@ impl ZdsClient {
                 Err(error) => Answer::Broken(error.into()),
             };
             self.report();
+            // Before the agent hears of it: what it does next may take the network away.
+            for proxy in std::mem::take(&mut self.leaving) {
+                proxy.let_go().await;
+            }
             let (text, broken) = match answer {
                 Answer::Done => (String::new(), None),
                 Answer::Failed(text) => {
@@ -204,7 +211,7 @@ impl ZdsClient {
         let mut answer = Answer::Done;
         for action in actions {
             match action {
-                Action::Stop(uid) => self.proxies.stop(&uid),
+                Action::Stop(uid) => self.leaving.extend(self.proxies.stop(&uid)),
                 Action::Start(pod) => {
                     if let Err(text) = self.start(pod.clone())
                         && asked == Some(&pod.uid)

@@ -47,17 +47,23 @@ impl Proxies {
         Ok(())
     }
 
-    /// Closes the pod's listeners and cuts its connections: its network is about to vanish.
-    pub fn stop(&self, uid: &PodUid) {
+    /// Serves the pod no more: its network is about to vanish. What is open still is for [`PodProxy::let_go`].
+    #[must_use = "what is open has to be let go"]
+    pub fn stop(&self, uid: &PodUid) -> Option<Arc<PodProxy>> {
         let removed = self.running.lock().remove(uid);
-        if let Some(proxy) = removed {
-            self.end(&proxy);
-        }
+        removed.inspect(|proxy| {
+            proxy.stop_accepting();
+            self.count_stopped(proxy);
+        })
     }
 
     fn end(&self, proxy: &PodProxy) {
         proxy.stop_accepting();
         proxy.cut_open();
+        self.count_stopped(proxy);
+    }
+
+    fn count_stopped(&self, proxy: &PodProxy) {
         self.stopped.increment(1);
         info!(uid = %proxy.uid, pod = %proxy.info, "proxy stopped");
     }
@@ -127,12 +133,8 @@ impl Proxies {
     pub async fn cut_all(&self) {
         const LAST_MOMENT: Duration = Duration::from_secs(1);
         let pods: Vec<_> = self.running.lock().values().cloned().collect();
-        // All are told before the first tunnel breaks, so that both ends on this node know why.
         for pod in &pods {
             pod.stop_accepting();
-            pod.cut.cancel();
-        }
-        for pod in &pods {
             pod.cut_open();
         }
         let all_closed = async {

@@ -24,9 +24,7 @@ pub(super) fn through_gateway(
     rng: &mut impl Rng,
 ) -> Result<Route, Refusal> {
     let Upstream {
-        workload,
-        port,
-        service,
+        workload, service, ..
     } = upstream;
     let network = || Arc::clone(&workload.network);
     let Some(reference) = &workload.network_gateway else {
@@ -49,7 +47,14 @@ pub(super) fn through_gateway(
         });
     }
     let role = Role::NetworkGateway;
-    let hop = resolve(store, reference, connection, PortRule::Defined, role, rng)?;
+    let hop = resolve(
+        store,
+        reference,
+        connection.source,
+        PortRule::Defined,
+        role,
+        rng,
+    )?;
     let family = match &reference.destination {
         GatewayDestination::Hostname(_) => connection.destination.ip(),
         GatewayDestination::Address(address) => address.address,
@@ -65,7 +70,6 @@ pub(super) fn through_gateway(
         gateway: hop.workload,
         expected_behind: answering.subject_alt_names.iter().cloned().collect(),
         workload,
-        port,
         service: Arc::clone(meant),
     })
 }

@@ -15,6 +15,5 @@ mod control_plane;
 mod harness;
 
 mod policy;
-mod resilience;
 mod robustness;
 mod tunnel;
