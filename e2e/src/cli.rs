@@ -96,6 +96,8 @@ enum Verb {
     },
     /// Let what `e2e kill --stay-down` ended start again
     Start { name: String },
+    /// Take a node's power away and give it back: all its pods and daemons start anew
+    Reboot { node: Node },
     /// End the lab
     Down,
     /// Hold a conversation with one of the lab's servers and report on it as JSON; to be run in a pod
@@ -207,6 +209,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
         }
         Verb::Start { name: held } => {
             Access::to_running(&environment, &name)?.let_start(&held)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Verb::Reboot { node } => {
+            Access::to_running(&environment, &name)?.reboot(node)?;
             Ok(ExitCode::SUCCESS)
         }
         Verb::Down => down(&environment, &name),

@@ -27,6 +27,8 @@ pub struct Volume {
     pub requests: u32,
     /// New connections per second.
     pub visits: u32,
+    /// Without a byte for so long, a connection in use counts as broken.
+    pub stall: Duration,
 }
 
 impl Default for Volume {
@@ -37,6 +39,7 @@ impl Default for Volume {
             talks: 2,
             requests: 20,
             visits: 20,
+            stall: Duration::from_secs(20),
         }
     }
 }
@@ -81,6 +84,7 @@ impl Load {
             ("--talks", u64::from(volume.talks)),
             ("--requests", u64::from(volume.requests)),
             ("--visits", u64::from(volume.visits)),
+            ("--stall", volume.stall.as_secs()),
         ] {
             arguments.extend([flag.to_owned(), value.to_string()]);
         }

@@ -54,9 +54,8 @@ pub async fn apply(directory: &Path, name: &str, text: &str) -> Result<Vec<Appli
     for mut document in documents {
         let key = key_of(&document, &objects)?;
         let path = file_of(directory, &key);
-        let old = std::fs::read_to_string(&path)
-            .ok()
-            .and_then(|text| documents_of_one(&text));
+        // What is on its way out is another object already.
+        let old = read_stored(&path).filter(|old| !is_leaving(old));
         complete(&mut document, &key, old.as_ref());
         let outcome = match &old {
             None => Outcome::Created,
@@ -67,23 +66,70 @@ pub async fn apply(directory: &Path, name: &str, text: &str) -> Result<Vec<Appli
     }
     for (path, document, applied) in &stored {
         if applied.outcome != Outcome::Unchanged {
-            let text =
-                serde_saphyr::to_string(document).context("cannot print an object as YAML")?;
-            write_atomically(path, text.as_bytes())?;
+            store(path, document)?;
         }
     }
     Ok(stored.into_iter().map(|(_, _, applied)| applied).collect())
 }
 
-/// Removes an object. Says so if there is none.
+/// Removes an object. Says so if there is none. A pod that runs on a node is only marked, as an API server does it: its
+/// kubelet ends it first, and then [`finalize`]s it.
 pub fn delete(directory: &Path, key: &ObjectKey) -> Result<()> {
     let path = file_of(directory, key);
+    if key.kind == Kind::Pod
+        && let Some(mut pod) = read_stored(&path)
+        && let Some(marked) = mark_deleted(&mut pod)
+    {
+        return if marked { store(&path, &pod) } else { Ok(()) };
+    }
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             bail!("there is no {key} in this lab")
         }
         other => other.with_context(|| format!("cannot remove {}", path.display())),
     }
+}
+
+/// Removes a pod that was marked as deleted, once nothing of it runs. Another pod of that name stays.
+pub fn finalize(directory: &Path, key: &ObjectKey, uid: &str) -> Result<()> {
+    let path = file_of(directory, key);
+    let ours =
+        read_stored(&path).is_some_and(|pod| is_leaving(&pod) && pod["metadata"]["uid"] == uid);
+    if ours {
+        std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Whether the mark is new; `None` where no kubelet has to be waited for.
+fn mark_deleted(pod: &mut Value) -> Option<bool> {
+    pod["spec"]["nodeName"].as_str()?;
+    let grace = pod["spec"]["terminationGracePeriodSeconds"]
+        .as_i64()
+        .unwrap_or(30);
+    if is_leaving(pod) {
+        return Some(false);
+    }
+    let metadata = pod["metadata"].as_object_mut()?;
+    metadata.insert("deletionTimestamp".into(), json!(now()));
+    metadata.insert("deletionGracePeriodSeconds".into(), json!(grace));
+    Some(true)
+}
+
+fn is_leaving(pod: &Value) -> bool {
+    pod["metadata"]["deletionTimestamp"].is_string()
+}
+
+/// The object in a file, if there is one.
+fn read_stored(path: &Path) -> Option<Value> {
+    std::fs::read_to_string(path)
+        .ok()
+        .and_then(|text| documents_of_one(&text))
+}
+
+fn store(path: &Path, document: &Value) -> Result<()> {
+    let text = serde_saphyr::to_string(document).context("cannot print an object as YAML")?;
+    write_atomically(path, text.as_bytes())
 }
 
 /// Reads every object of a directory once, with the problems found in it.
@@ -341,6 +387,37 @@ mod tests {
         );
         let (again, _) = read_all(folder.path()).await.unwrap();
         assert_eq!(objects[0].uid(), again[0].uid());
+    }
+
+    #[tokio::test]
+    async fn a_deleted_pod_stays_until_its_kubelet_is_done_with_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: shop}\nspec: {nodeName: node-a, containers: [{name: app, image: culvert/app}]}\n";
+        let key = apply(folder.path(), "p.yaml", text)
+            .await
+            .unwrap()
+            .remove(0)
+            .key;
+        let pods = async || read_all(folder.path()).await.unwrap().0;
+        let uid = pods().await[0].uid().to_owned();
+        delete(folder.path(), &key).unwrap();
+        delete(folder.path(), &key).unwrap();
+        let Object::Pod(pod) = pods().await.remove(0) else {
+            panic!("a pod")
+        };
+        assert!(pod.metadata.deletion_timestamp.is_some());
+        finalize(folder.path(), &key, "another").unwrap();
+        assert_eq!(pods().await.len(), 1);
+        // Applied anew meanwhile, it is another pod, which the end of the first one leaves alone.
+        apply(folder.path(), "p.yaml", text).await.unwrap();
+        let again = pods().await[0].uid().to_owned();
+        assert_ne!(again, uid);
+        finalize(folder.path(), &key, &uid).unwrap();
+        assert_eq!(pods().await.len(), 1);
+        delete(folder.path(), &key).unwrap();
+        finalize(folder.path(), &key, &again).unwrap();
+        assert!(pods().await.is_empty());
+        assert!(delete(folder.path(), &key).is_err());
     }
 
     #[tokio::test]

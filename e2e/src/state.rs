@@ -121,6 +121,13 @@ impl StateDir {
         self.root.join("down").join(name)
     }
 
+    /// Once this is there, the node loses its power and comes back; the lab removes it when the power is back.
+    pub fn reboot_order(&self, node: Node) -> PathBuf {
+        self.root
+            .join("down")
+            .join(format!("reboot.{}", node.name()))
+    }
+
     /// Variables for the control plane, one `NAME=VALUE` a line, read whenever it is started.
     pub fn control_plane_environment(&self) -> PathBuf {
         self.istiod().join("environment")

@@ -13,7 +13,7 @@ use rustix::process::{Resource, Rlimit};
 
 use super::Access;
 use crate::state::{LabRecord, StateDir, process_start};
-use crate::topology::{PodName, SYSTEM_NAMESPACE};
+use crate::topology::{Node, PodName, SYSTEM_NAMESPACE};
 
 /// One process of the lab. It may be gone at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +45,20 @@ impl Access {
         std::fs::write(self.state().held_down(&log_name(name)?), [])
             .with_context(|| format!("cannot hold {name} down"))?;
         self.kill(name)
+    }
+
+    /// Takes a node's power away and gives it back; returns once it is back, when nothing on it runs yet.
+    pub fn reboot(&self, node: Node) -> Result<()> {
+        let order = self.state().reboot_order(node);
+        std::fs::write(&order, []).with_context(|| format!("cannot reboot {node}"))?;
+        super::eventually(
+            &format!("{node} has its power back"),
+            std::time::Duration::from_secs(20),
+            || {
+                ensure!(!order.exists(), "the lab is still at it");
+                Ok(())
+            },
+        )
     }
 
     /// Ends what [`Self::hold_down`] began.

@@ -62,10 +62,18 @@ impl Process {
         let image = container.image.as_deref().unwrap_or_default();
         let (program, first) = match image {
             "culvert/app" => (programs.executable.clone(), vec!["serve".to_owned()]),
+            "culvert/load" => (
+                programs.executable.clone(),
+                vec![
+                    "traffic".to_owned(),
+                    "load".to_owned(),
+                    "--forever".to_owned(),
+                ],
+            ),
             "culvert/ztunnel" => (programs.of_mesh("ztunnel")?, vec![]),
             "culvert/redirect" => (programs.of_mesh("redirect")?, vec![]),
             other => bail!(
-                "container {}: image `{other}`: the lab has culvert/app, culvert/ztunnel and culvert/redirect",
+                "container {}: image `{other}`: the lab has culvert/app, culvert/load, culvert/ztunnel and culvert/redirect",
                 container.name
             ),
         };

@@ -3,11 +3,12 @@
 //!
 //! ```text
 //!  Pod appears ─► sandbox (again and again, until CNI succeeds) ─► containers ─► probes ─► status
-//!  Pod is gone ─► SIGTERM, grace, SIGKILL ─► CNI DEL ─► status and record removed
+//!  Pod is deleted ─► SIGTERM, grace, SIGKILL ─► CNI DEL ─► status, record and the object itself removed
 //! ```
 //! One task for each pod; the manifests are read once for all. Knows nothing of the mesh: its daemons are pods like others.
 
 mod pod;
+mod reboot;
 mod running;
 
 use std::cell::{Cell, RefCell};
@@ -25,7 +26,9 @@ use tokio_util::sync::CancellationToken;
 
 use self::pod::PodLife;
 use crate::lab::container::Programs;
+use crate::lab::progress;
 use crate::lab::sandbox::Runtime;
+use crate::manifests;
 use crate::state::StateDir;
 use crate::tokens::{Named, TokenIssuer};
 use crate::topology::{Node, Place, PodName};
@@ -34,6 +37,7 @@ use crate::topology::{Node, Place, PodName};
 pub struct Kubelet {
     shared: Rc<Shared>,
     watcher: JoinHandle<()>,
+    power: JoinHandle<()>,
     ready: watch::Receiver<Tally>,
 }
 
@@ -57,10 +61,14 @@ struct Shared {
     uids: RefCell<HashMap<ObjectKey, String>>,
     /// The whole lab ends: nothing is worth waiting for.
     ending: Cell<bool>,
+    /// What is to run again once the power is back.
+    without_power: RefCell<HashMap<Node, HashMap<PodName, Arc<Pod>>>>,
     tally: watch::Sender<Tally>,
 }
 
 struct Worker {
+    pod: Arc<Pod>,
+    node: Node,
     uid: String,
     stop: CancellationToken,
     task: JoinHandle<()>,
@@ -92,12 +100,15 @@ impl Kubelet {
             workers: RefCell::default(),
             uids: RefCell::default(),
             ending: Cell::new(false),
+            without_power: RefCell::default(),
             tally,
         });
         let watcher = tokio::task::spawn_local(watch_pods(source, shared.clone()));
+        let power = tokio::task::spawn_local(reboot::follow_orders(shared.clone()));
         Ok(Self {
             shared,
             watcher,
+            power,
             ready,
         })
     }
@@ -133,6 +144,7 @@ impl Kubelet {
     /// Ends every pod.
     pub async fn stop(self) {
         self.watcher.abort();
+        self.power.abort();
         self.shared.ending.set(true);
         let workers: Vec<Worker> = self
             .shared
@@ -189,12 +201,20 @@ impl Shared {
     async fn applied(self: &Rc<Self>, pod: Arc<Pod>) {
         let Some(name) = name_of(&pod) else { return };
         let uid = pod.metadata.uid.clone().unwrap_or_default();
-        if self
+        let leaving = pod.metadata.deletion_timestamp.is_some();
+        if let Some(worker) = self
             .workers
             .borrow()
             .get(&name)
-            .is_some_and(|worker| worker.uid == uid)
+            .filter(|worker| worker.uid == uid)
         {
+            if leaving {
+                worker.stop.cancel();
+            }
+            return;
+        }
+        if leaving {
+            self.finalize(&name, &uid);
             return;
         }
         let Some(node) = pod
@@ -205,16 +225,25 @@ impl Shared {
         else {
             return;
         };
+        if let Some(waiting) = self.without_power.borrow_mut().get_mut(&node) {
+            waiting.insert(name, pod);
+            return;
+        }
         // A pod of the same name with another uid is another pod: the old one ends first.
         let old = self.workers.borrow_mut().remove(&name);
         if let Some(old) = old {
             old.stop.cancel();
             let _joined = old.task.await;
         }
+        self.run(name, pod, node);
+    }
+
+    fn run(self: &Rc<Self>, name: PodName, pod: Arc<Pod>, node: Node) {
+        let uid = pod.metadata.uid.clone().unwrap_or_default();
         let stop = CancellationToken::new();
         let life = PodLife {
             shared: self.clone(),
-            pod,
+            pod: pod.clone(),
             name: name.clone(),
             uid: uid.clone(),
             node,
@@ -224,6 +253,8 @@ impl Shared {
         self.workers.borrow_mut().insert(
             name,
             Worker {
+                pod,
+                node,
                 uid,
                 stop,
                 task,
@@ -236,6 +267,17 @@ impl Shared {
         let name = PodName::new(key.namespace.as_deref().unwrap_or_default(), &key.name);
         if let Some(worker) = self.workers.borrow_mut().remove(&name) {
             worker.stop.cancel();
+        }
+        for waiting in self.without_power.borrow_mut().values_mut() {
+            waiting.remove(&name);
+        }
+    }
+
+    /// Nothing of a deleted pod runs any more.
+    fn finalize(&self, name: &PodName, uid: &str) {
+        let key = ObjectKey::namespaced(cluster::Kind::Pod, &name.namespace, &name.name);
+        if let Err(error) = manifests::finalize(&self.state.manifests(), &key, uid) {
+            progress(format!("{name}: {error:#}"));
         }
     }
 

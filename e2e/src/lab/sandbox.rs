@@ -189,6 +189,23 @@ impl Runtime {
         outcome
     }
 
+    /// What is left of a sandbox when the node loses its power: the plugins hear nothing of it.
+    pub async fn vanish(&self, sandbox: &Sandbox) -> Result<()> {
+        let device = self.primary_del(sandbox).await;
+        let path = sandbox.netns.clone();
+        let namespace = blocking(move || network::remove(&path)).await;
+        self.hosts.borrow_mut().taken.remove(&sandbox.host);
+        device.and(namespace)
+    }
+
+    /// Empties what lies in the node's memory, as after a loss of power.
+    pub fn lose_memory(&self) -> Result<()> {
+        let run_dir = self.run_dir();
+        std::fs::remove_dir_all(&run_dir)
+            .with_context(|| format!("cannot empty {}", run_dir.display()))?;
+        crate::environment::private_directory(&run_dir)
+    }
+
     fn plugins(&self) -> Result<Vec<Value>> {
         let list: Value = read_json(&self.configuration())?;
         let plugins = list["plugins"]

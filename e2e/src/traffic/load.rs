@@ -51,6 +51,12 @@ pub struct Plan {
     /// A text woven into all that is sent, to be looked for on the wire
     #[arg(long, default_value = "load")]
     pub marker: String,
+    /// Seconds without a byte, on a connection in use, that end it
+    #[arg(long, default_value_t = 20)]
+    pub stall: u64,
+    /// Go on until killed, whatever becomes of standard input
+    #[arg(long)]
+    pub forever: bool,
 }
 
 /// One thing that happened.
@@ -103,8 +109,6 @@ pub fn now() -> u64 {
 }
 
 const CONNECT: Duration = Duration::from_secs(15);
-/// Nothing for so long on a connection in use is an end like another.
-const STALL: Duration = Duration::from_secs(20);
 /// Before a broken connection is made again.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Visits under way at a time; more would hide that they have come to a halt.
@@ -145,6 +149,9 @@ pub async fn generate(plan: &Plan) -> Report {
         parts.spawn_local(keep_talking(shared.clone()));
     }
     parts.spawn_local(keep_visiting(shared.clone()));
+    if plan.forever {
+        std::future::pending::<()>().await;
+    }
     input_ended().await;
     shared.stop.cancel();
     while parts.join_next().await.is_some() {}
@@ -208,7 +215,7 @@ impl Shared {
         let opened = async {
             let mut stream = self.connect().await?;
             local = stream.local_addr().ok();
-            exchange(&mut stream, &self.request(0)).await?;
+            exchange(self, &mut stream, &self.request(0)).await?;
             Ok(stream)
         };
         match opened.await {
@@ -234,6 +241,15 @@ impl Shared {
         request.extend(number.to_be_bytes());
         request.extend(rand::random::<[u8; 8]>());
         request
+    }
+
+    async fn within<T>(
+        &self,
+        step: impl Future<Output = std::io::Result<T>>,
+    ) -> Result<T, Outcome> {
+        Ok(timeout(Duration::from_secs(self.plan.stall), step)
+            .await
+            .map_err(|_| Outcome::TimedOut)??)
     }
 
     async fn pause(&self) {
@@ -317,7 +333,7 @@ async fn send(
         payload.fill(&mut chunk);
         // Counted before: what comes back of it may be there first.
         sent.set(sent.get() + CHUNK as u64);
-        within(writing.write_all(&chunk)).await?;
+        shared.within(writing.write_all(&chunk)).await?;
     }
 }
 
@@ -332,7 +348,7 @@ async fn receive(
     let mut wanted = vec![0; 64 << 10];
     let mut told = Instant::now();
     loop {
-        let count = within(reading.read(&mut had)).await?;
+        let count = shared.within(reading.read(&mut had)).await?;
         if count == 0 {
             return match shared.stop.is_cancelled() && sent.get() == received.get() {
                 true => Ok(()),
@@ -393,12 +409,12 @@ async fn talk(shared: &Shared, stream: &mut TcpStream, passed: &mut u64) -> Resu
         }
         let started = Instant::now();
         let request = shared.request(number);
-        exchange(stream, &request).await?;
+        exchange(shared, stream, &request).await?;
         *passed += request.len() as u64;
         let micros = micros(started);
         shared.say(Line::Talk, What::Answered { micros });
     }
-    finish(stream).await
+    finish(shared, stream).await
 }
 
 async fn keep_visiting(shared: Shared) {
@@ -428,8 +444,8 @@ async fn visit(shared: &Shared) {
     let visited = async {
         let mut stream = shared.connect().await?;
         local = stream.local_addr().ok();
-        exchange(&mut stream, &shared.request(0)).await?;
-        finish(&mut stream).await
+        exchange(shared, &mut stream, &shared.request(0)).await?;
+        finish(shared, &mut stream).await
     };
     let what = match visited.await {
         Ok(()) => What::Answered {
@@ -444,10 +460,10 @@ async fn visit(shared: &Shared) {
     shared.say(Line::Visit, what);
 }
 
-async fn exchange(stream: &mut TcpStream, request: &[u8]) -> Result<(), Outcome> {
-    within(stream.write_all(request)).await?;
+async fn exchange(shared: &Shared, stream: &mut TcpStream, request: &[u8]) -> Result<(), Outcome> {
+    shared.within(stream.write_all(request)).await?;
     let mut answer = vec![0; request.len()];
-    within(stream.read_exact(&mut answer)).await?;
+    shared.within(stream.read_exact(&mut answer)).await?;
     if answer == request {
         Ok(())
     } else {
@@ -458,18 +474,12 @@ async fn exchange(stream: &mut TcpStream, request: &[u8]) -> Result<(), Outcome>
 }
 
 /// Ends the own half and reads the end of the other.
-async fn finish(stream: &mut TcpStream) -> Result<(), Outcome> {
+async fn finish(shared: &Shared, stream: &mut TcpStream) -> Result<(), Outcome> {
     stream.shutdown().await?;
-    match within(stream.read(&mut [0; 1])).await? {
+    match shared.within(stream.read(&mut [0; 1])).await? {
         0 => Ok(()),
         _ => Err(Outcome::Corrupted("bytes that nobody sent".into())),
     }
-}
-
-async fn within<T>(step: impl Future<Output = std::io::Result<T>>) -> Result<T, Outcome> {
-    Ok(timeout(STALL, step)
-        .await
-        .map_err(|_| Outcome::TimedOut)??)
 }
 
 fn micros(since: Instant) -> u64 {

@@ -53,7 +53,9 @@ impl PodLife {
     pub(super) async fn live(self) {
         self.record(None, &[], Phase::Pending, None);
         let Some(ground) = self.ground().await else {
-            self.forget();
+            if !self.has_no_power() {
+                self.forget();
+            }
             return;
         };
         let mut containers = Vec::new();
@@ -264,6 +266,9 @@ impl PodLife {
 
     /// Asks the containers to end, waits for their grace period, then makes them.
     async fn end(self, ground: Ground, mut containers: Vec<Running>) {
+        if self.has_no_power() {
+            return self.vanish(ground, containers).await;
+        }
         let grace = self
             .pod
             .spec
@@ -310,12 +315,29 @@ impl PodLife {
         self.forget();
     }
 
+    fn has_no_power(&self) -> bool {
+        self.shared.without_power.borrow().contains_key(&self.node)
+    }
+
+    /// Nobody is asked, nobody is told: the network goes first, or the kernel would end the connections of what it kills.
+    async fn vanish(self, ground: Ground, containers: Vec<Running>) {
+        if let Ground::Own(sandbox) = &ground
+            && let Err(error) = self.shared.runtimes[&self.node].vanish(sandbox).await
+        {
+            progress(format!("{}: {error:#}", self.name));
+        }
+        for mut child in containers.into_iter().filter_map(|running| running.child) {
+            let _already_gone = child.kill().await;
+        }
+    }
+
     fn forget(&self) {
         // A record that was never written need not be removed.
         let _no_record = std::fs::remove_file(self.shared.state.pod_record(&self.name));
         if let Err(error) = self.shared.status.remove(&self.key()) {
             progress(format!("{}: cannot remove its status: {error}", self.name));
         }
+        self.shared.finalize(&self.name, &self.uid);
     }
 
     fn key(&self) -> ObjectKey {
