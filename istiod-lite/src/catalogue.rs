@@ -7,6 +7,8 @@
 //! remembered for the last [`MAX_TOMBSTONES`] removals. A client that has missed
 //! more than that has to come again with the versions it holds.
 
+pub mod lookup;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -18,6 +20,8 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use proto::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL};
 use tokio::sync::watch;
 use xxhash_rust::xxh64::xxh64;
+
+use self::lookup::Lookup;
 
 /// How many removals of a type are remembered.
 const MAX_TOMBSTONES: usize = 65_536;
@@ -195,12 +199,20 @@ pub struct Tables {
     generation: u64,
     addresses: Table,
     authorizations: Table,
+    /// Kept from the first client on that asks by key.
+    lookup: Option<Lookup>,
 }
 
 impl Tables {
     /// Counts the publications; 0 while nothing is known yet.
     pub fn generation(&self) -> u64 {
         self.generation
+    }
+
+    /// Workloads and services by what can be asked for; none before
+    /// [`Catalogue::keep_lookup`].
+    pub fn lookup(&self) -> Option<&Lookup> {
+        self.lookup.as_ref()
     }
 
     /// The resources of a type.
@@ -240,6 +252,14 @@ impl Catalogue {
             tables.generation += 1;
             let generation = tables.generation;
             for Change { of, name, body } in changes {
+                if of == ResourceType::Address
+                    && let Some(lookup) = &mut tables.lookup
+                {
+                    match &body {
+                        Some(body) => lookup.insert(&name, body),
+                        None => lookup.remove(&name),
+                    }
+                }
                 let table = match of {
                     ResourceType::Address => &mut tables.addresses,
                     ResourceType::Authorization => &mut tables.authorizations,
@@ -254,6 +274,21 @@ impl Catalogue {
     /// Reads the resources; publishing waits meanwhile.
     pub fn read(&self) -> RwLockReadGuard<'_, Tables> {
         self.tables.read()
+    }
+
+    /// Has workloads and services found by key from now on.
+    pub fn keep_lookup(&self) {
+        if self.tables.read().lookup.is_some() {
+            return;
+        }
+        let mut tables = self.tables.write();
+        if tables.lookup.is_none() {
+            let mut lookup = Lookup::default();
+            for (name, entry) in tables.addresses.iter() {
+                lookup.insert(name, &entry.body);
+            }
+            tables.lookup = Some(lookup);
+        }
     }
 
     /// Tells of each generation, and at once of the present one.

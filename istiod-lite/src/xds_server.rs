@@ -166,6 +166,7 @@ impl ClientStream {
     async fn run(mut self, mut requests: Streaming<DeltaDiscoveryRequest>) {
         let end = match self.first(&mut requests).await {
             Ok((node, request)) => {
+                self.session = Session::new(node.node_name.clone());
                 let connection = self.service.connections.open(&node, self.peer);
                 tracing::info!(node = %node.id, connection = connection.id(), "discovery stream opened");
                 let end = match self.serve(request, &mut requests, &connection).await {
@@ -272,6 +273,9 @@ impl ClientStream {
     }
 
     async fn push(&mut self) -> Result<(), End> {
+        if self.session.is_on_demand() {
+            self.service.catalogue.keep_lookup();
+        }
         let Push { responses, bytes } = {
             let tables = self.service.catalogue.read();
             let push = self.session.push(&tables);

@@ -8,6 +8,7 @@
 
 use std::fmt;
 use std::pin::Pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use proto::ads::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
@@ -20,7 +21,10 @@ use tonic::client::GrpcService;
 use tonic::codegen::{Body as HttpBody, Bytes, StdError};
 use tonic::{Code, Status};
 
-use crate::subscription::{Delivery, Rejection, Resource, Subscription, refuse_unknown_type};
+use crate::demand::{Batch, Demand};
+use crate::subscription::{
+    Delivery, Rejection, Resource, Subscription, change_keys, refuse_unknown_type,
+};
 
 /// The largest response that is decoded: the first one holds the whole mesh.
 const MAX_MESSAGE: usize = 200 << 20;
@@ -36,6 +40,11 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub trait Handler: Send {
     /// The type.
     fn type_url(&self) -> &'static str;
+
+    /// What is asked for by key; all resources are wanted where this is none.
+    fn demand(&self) -> Option<Demand> {
+        None
+    }
 
     /// Applies `resources`, then forgets `removed`, and says which resources it
     /// refuses; the others stay applied.
@@ -93,6 +102,21 @@ pub struct Client<C, O = ()> {
 struct Subscriber {
     subscription: Subscription,
     handler: Box<dyn Handler>,
+    demand: Option<Demand>,
+}
+
+impl Subscriber {
+    fn open(&self, node: &Node) -> DeltaDiscoveryRequest {
+        match &self.demand {
+            Some(demand) => self.subscription.open_keys(node, &demand.open()),
+            None => self.subscription.open(node),
+        }
+    }
+
+    /// Whether all that it waits for at the start is there; keys are waited for one by one.
+    fn is_complete(&self) -> bool {
+        self.demand.is_some() || self.subscription.acknowledged()
+    }
 }
 
 impl<C, O: Observer> Client<C, O> {
@@ -103,6 +127,7 @@ impl<C, O: Observer> Client<C, O> {
             .into_iter()
             .map(|handler| Subscriber {
                 subscription: Subscription::new(handler.type_url()),
+                demand: handler.demand(),
                 handler,
             })
             .collect();
@@ -116,8 +141,8 @@ impl<C, O: Observer> Client<C, O> {
         }
     }
 
-    /// Becomes true once each type had a response that was accepted whole, and
-    /// stays true.
+    /// Becomes true once each type that is wanted whole had a response that was
+    /// accepted whole, and stays true.
     pub fn synced(&self) -> watch::Receiver<bool> {
         self.synced.subscribe()
     }
@@ -159,7 +184,7 @@ impl<C, O: Observer> Client<C, O> {
     {
         let (requests, outgoing) = mpsc::channel(self.subscribers.len() + REPLIES_IN_FLIGHT);
         for subscriber in &self.subscribers {
-            let request = subscriber.subscription.open(&self.node);
+            let request = subscriber.open(&self.node);
             requests
                 .try_send(request)
                 .expect("the queue holds a request per subscription");
@@ -181,8 +206,20 @@ impl<C, O: Observer> Client<C, O> {
         };
         tracing::info!(node = %self.node.id, "xDS stream open");
         let mut progress = Progress::Nothing;
+        let by_key = self.subscribers.iter().filter_map(|subscriber| {
+            let demand = subscriber.demand.clone()?;
+            Some((subscriber.subscription.type_url(), demand))
+        });
+        let demands: Vec<_> = by_key.collect();
         loop {
-            let response = match responses.message().await {
+            let response = tokio::select! {
+                response = responses.message() => response,
+                request = next_demand(&demands) => {
+                    let _ = requests.send(request).await;
+                    continue;
+                }
+            };
+            let response = match response {
                 Ok(Some(response)) => response,
                 Ok(None) => {
                     return StreamEnd {
@@ -223,11 +260,13 @@ impl<C, O: Observer> Client<C, O> {
         let Some(Subscriber {
             subscription,
             handler,
+            demand,
         }) = subscriber
         else {
             tracing::warn!(type_url = %response.type_url, "response of a type that was not subscribed to");
             return refuse_unknown_type(response);
         };
+        let named = demand.as_ref().map(|_| names(&response));
         let Delivery {
             resources,
             removed,
@@ -242,17 +281,50 @@ impl<C, O: Observer> Client<C, O> {
         );
         let rejections = handler.apply(resources, removed);
         let reply = subscription.conclude(pending, rejections);
+        if let Some((demand, names)) = demand.as_ref().zip(named) {
+            demand.respond(names.iter().map(String::as_str));
+        }
         if let Some(error) = &reply.error_detail {
             tracing::warn!(type_url = %reply.type_url, error = %error.message, "resources refused");
         }
-        let complete = self
-            .subscribers
-            .iter()
-            .all(|subscriber| subscriber.subscription.acknowledged());
+        let complete = self.subscribers.iter().all(Subscriber::is_complete);
         self.synced
             .send_if_modified(|synced| complete && !std::mem::replace(synced, true));
         reply
     }
+}
+
+/// The next request for keys, of whichever type; never where none is asked for by key.
+async fn next_demand(demands: &[(&'static str, Demand)]) -> DeltaDiscoveryRequest {
+    let next = |(type_url, demand): &'_ (&'static str, Demand)| {
+        let (type_url, demand) = (*type_url, demand.clone());
+        Box::pin(async move {
+            let Batch {
+                subscribe,
+                unsubscribe,
+            } = demand.next().await;
+            change_keys(type_url, &subscribe, &unsubscribe)
+        })
+    };
+    let mut next: Vec<_> = demands.iter().map(next).collect();
+    std::future::poll_fn(|context| {
+        let ready = next
+            .iter_mut()
+            .find_map(|next| match next.as_mut().poll(context) {
+                Poll::Ready(request) => Some(request),
+                Poll::Pending => None,
+            });
+        ready.map_or(Poll::Pending, Poll::Ready)
+    })
+    .await
+}
+
+/// All names that a response speaks of.
+fn names(response: &DeltaDiscoveryResponse) -> Vec<String> {
+    let resources = response.resources.iter();
+    let names =
+        resources.flat_map(|resource| std::iter::once(&resource.name).chain(&resource.aliases));
+    names.chain(&response.removed_resources).cloned().collect()
 }
 
 /// How a stream ended.

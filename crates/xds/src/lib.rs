@@ -9,11 +9,17 @@
 //! ```
 //!
 //! In: a way to connect, the node's identity, one handler per type. Out: calls of
-//! the handlers, in the order in which the control plane speaks. Nothing here
+//! the handlers, in the order in which the control plane speaks. A type is wanted
+//! whole, or by keys that are asked for as they are needed ([`Demand`]). Nothing here
 //! knows what a workload or a policy is.
 
 mod subscription;
-pub use subscription::{Delivery, Pending, Rejection, Resource, Subscription, refuse_unknown_type};
+pub use subscription::{
+    Delivery, Pending, Rejection, Resource, Subscription, change_keys, refuse_unknown_type,
+};
+
+mod demand;
+pub use demand::{Demand, MAX_KEYS, TooManyKeys};
 
 mod client;
 pub use client::{BoxFuture, Client, Handler, Observer, Termination};

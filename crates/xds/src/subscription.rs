@@ -11,13 +11,17 @@
 //! ```
 //!
 //! The subscription is to every resource of its type, the way that naming none
-//! means it. Names come in when there is a type to ask for on demand; the versions
-//! held, which survive the stream, are what such a request would be made of too.
+//! means it; or to keys, which the stream's first request lists along with the
+//! versions held.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use proto::ads::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Node, Status};
+
+/// Stands for all resources of a type.
+const EVERYTHING: &str = "*";
 
 /// A resource as it arrived.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,6 +108,20 @@ impl Subscription {
         }
     }
 
+    /// The first request of a stream that wants some keys only. Subscribing to and
+    /// unsubscribing from everything at once means nothing but what is listed; a key that
+    /// nothing is held of by that name is listed with an empty version.
+    pub fn open_keys(&self, node: &Node, keys: &[Arc<str>]) -> DeltaDiscoveryRequest {
+        let mut request = self.open(node);
+        for key in keys {
+            let listed = &mut request.initial_resource_versions;
+            listed.entry(key.to_string()).or_default();
+        }
+        request.resource_names_subscribe = vec![EVERYTHING.into()];
+        request.resource_names_unsubscribe = vec![EVERYTHING.into()];
+        request
+    }
+
     /// Takes a response apart. A resource without a body is refused here.
     pub fn receive(&self, response: DeltaDiscoveryResponse) -> Delivery {
         let mut resources = Vec::with_capacity(response.resources.len());
@@ -168,6 +186,21 @@ impl Subscription {
             error_detail,
             ..DeltaDiscoveryRequest::default()
         }
+    }
+}
+
+/// A later request for some keys of a type, or no longer for some.
+pub fn change_keys(
+    type_url: &str,
+    subscribe: &[Arc<str>],
+    unsubscribe: &[Arc<str>],
+) -> DeltaDiscoveryRequest {
+    let texts = |keys: &[Arc<str>]| keys.iter().map(ToString::to_string).collect();
+    DeltaDiscoveryRequest {
+        type_url: type_url.into(),
+        resource_names_subscribe: texts(subscribe),
+        resource_names_unsubscribe: texts(unsubscribe),
+        ..DeltaDiscoveryRequest::default()
     }
 }
 

@@ -18,7 +18,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::transport::{Channel, Endpoint, Server};
 use tonic::{Request, Response, Status, Streaming};
-use xds::{Client, Handler, Observer, Rejection, Resource, Termination};
+use xds::{Client, Demand, Handler, Observer, Rejection, Resource, Termination};
 
 const PODS: &str = "type.example/Pod";
 const RULES: &str = "type.example/Rule";
@@ -87,6 +87,7 @@ impl AggregatedDiscoveryService for ScriptedServer {
 /// Remembers what it was told; refuses resources whose body is "bad".
 struct Recorder {
     type_url: &'static str,
+    demand: Option<Demand>,
     log: Log,
 }
 
@@ -95,6 +96,10 @@ type Log = Arc<Mutex<Vec<String>>>;
 impl Handler for Recorder {
     fn type_url(&self) -> &'static str {
         self.type_url
+    }
+
+    fn demand(&self) -> Option<Demand> {
+        self.demand.clone()
     }
 
     fn apply(&mut self, resources: Vec<Resource>, removed: Vec<String>) -> Vec<Rejection> {
@@ -145,6 +150,11 @@ impl Drop for Harness {
 
 impl Harness {
     async fn start() -> Self {
+        Self::start_with(None).await
+    }
+
+    /// With pods asked for by key, where there is a demand.
+    async fn start_with(demand: Option<Demand>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (accepted, streams) = mpsc::channel(8);
@@ -160,6 +170,7 @@ impl Harness {
         let recorder = |type_url| -> Box<dyn Handler> {
             Box::new(Recorder {
                 type_url,
+                demand: demand.clone().filter(|_| type_url == PODS),
                 log: Arc::clone(&log),
             })
         };
@@ -379,6 +390,65 @@ async fn a_first_response_larger_than_the_default_limit_is_read() {
     body.value = vec![7; 32 << 20].into();
     stream.send(large).await;
     assert_eq!(stream.request().await.response_nonce, "n1");
+}
+
+#[tokio::test]
+async fn keys_are_asked_for_as_they_are_needed_and_answered_by_name_alias_or_removal() {
+    let demand = Demand::new();
+    let mut harness = Harness::start_with(Some(demand.clone())).await;
+    let (mut stream, pods, rules) = harness.accept().await;
+    assert_eq!(pods.resource_names_subscribe, ["*"]);
+    assert_eq!(pods.resource_names_unsubscribe, ["*"]);
+    assert!(rules.resource_names_subscribe.is_empty());
+
+    let ask = |key: &str| tokio::time::timeout(PATIENCE, demand.ask(key).expect("room"));
+    let by_name = ask("a");
+    assert_eq!(stream.request().await.resource_names_subscribe, ["a"]);
+    stream
+        .send(response(PODS, "n1", &[("a", "1", "x")], &[]))
+        .await;
+    stream.request().await;
+    by_name.await.expect("answered");
+    assert_eq!(harness.log(), ["+a@1"], "applied before the answer");
+
+    let (by_alias, by_removal) = (ask("alias"), ask("nobody"));
+    let mut asked = stream.request().await.resource_names_subscribe;
+    if asked.len() == 1 {
+        asked.extend(stream.request().await.resource_names_subscribe);
+    }
+    assert_eq!(asked, ["alias", "nobody"]);
+    let mut answer = response(PODS, "n2", &[("b", "1", "x")], &["nobody"]);
+    answer.resources[0].aliases = vec!["alias".into()];
+    stream.send(answer).await;
+    stream.request().await;
+    by_alias.await.expect("answered");
+    by_removal.await.expect("answered");
+    assert!(demand.answered("nobody").is_some());
+
+    let pending = ask("later");
+    assert_eq!(stream.request().await.resource_names_subscribe, ["later"]);
+    drop(stream);
+    let (mut stream, pods, _) = harness.accept().await;
+    assert_eq!(pods.resource_names_unsubscribe, ["*"]);
+    let listed = [
+        ("a", "1"),
+        ("alias", ""),
+        ("b", "1"),
+        ("later", ""),
+        ("nobody", ""),
+    ];
+    assert_eq!(versions(&pods), listed);
+    stream.send(response(PODS, "n3", &[], &["later"])).await;
+    stream.request().await;
+    pending.await.expect("answered on the new stream");
+
+    stream.send(response(RULES, "n4", &[], &[])).await;
+    stream.request().await;
+    let synced = harness.synced.wait_for(|synced| *synced);
+    tokio::time::timeout(PATIENCE, synced)
+        .await
+        .expect("keys are not waited for")
+        .expect("alive");
 }
 
 /// An unreachable control plane costs no more than patience.

@@ -16,21 +16,23 @@
 //! What a client holds is not remembered by name: the generation that it was
 //! brought to says it, together with the versions that it lists when it comes back.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    mem,
-    sync::Arc,
+mod demand;
+mod interest;
+mod news;
+
+use std::{collections::BTreeMap, mem};
+
+use proto::ads::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
+
+use self::{
+    demand::{Demand, Told},
+    interest::{Everything, Interest, Owed, WILDCARD},
+    news::{Known, News, resource},
 };
-
-use proto::ads::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Resource, ResourceBody};
-
-use crate::catalogue::{Entry, ResourceType, Table, Tables, TooFarBehind};
+use crate::catalogue::{ResourceType, Tables, TooFarBehind};
 
 /// How many names a client may subscribe to, for each type.
 const MAX_NAMES: usize = 100_000;
-
-/// Stands for all resources of a type.
-const WILDCARD: &str = "*";
 
 /// A client's side of the protocol.
 #[derive(Debug, Default)]
@@ -40,6 +42,8 @@ pub struct Session {
     in_flight: BTreeMap<String, Sent>,
     nonces: u64,
     policies_first: PoliciesFirst,
+    /// The client's node, whose workloads it is told of unasked.
+    node: Option<String>,
 }
 
 /// Whether workloads wait for a subscription to policies.
@@ -62,33 +66,20 @@ struct Subscription {
     /// The generation that the client was brought to.
     seen: u64,
     owed: Owed,
+    /// Where not everything is wanted, what was sent.
+    told: Told,
+    dropped: Dropped,
     report: TypeReport,
 }
 
-/// What a client wants of a type.
-#[derive(Debug, Default)]
-struct Interest {
-    everything: Everything,
-    names: BTreeSet<String>,
-}
-
+/// Whether names were unsubscribed from since the last push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-enum Everything {
-    Wanted,
-    #[default]
-    NotWanted,
-}
-
-/// What has to be answered, whether anything changed or not.
-#[derive(Debug, Default)]
-enum Owed {
-    /// Nothing.
+enum Dropped {
     #[default]
     Nothing,
-    /// All that it is interested in, but for what it holds already.
-    Everything(BTreeMap<String, String>),
-    /// These names, as they are now.
-    Names(BTreeSet<String>),
+    Some,
+    /// The client wanted all until then.
+    Everything,
 }
 
 /// What a type's subscription has come to, for the debug page.
@@ -142,6 +133,21 @@ pub struct Push {
 }
 
 impl Session {
+    /// A session with a client on this node, if it has said so.
+    pub fn new(node: Option<String>) -> Self {
+        Self {
+            node,
+            ..Self::default()
+        }
+    }
+
+    /// Whether the client asks for workloads and services by key: [`Self::push`] has to
+    /// find them then.
+    pub fn is_on_demand(&self) -> bool {
+        let interest = self.addresses.interest.as_ref();
+        interest.is_some_and(|interest| interest.everything == Everything::NotWanted)
+    }
+
     /// Takes in a request.
     ///
     /// # Errors
@@ -211,14 +217,23 @@ impl Session {
         if !self.is_idle() || tables.generation() == 0 {
             return Ok(Push::default());
         }
-        let policies = self
-            .authorizations
-            .news(tables.of(ResourceType::Authorization), tables.generation())?;
+        let generation = tables.generation();
+        let node = self.node.clone();
+        let known = Known {
+            table: tables.of(ResourceType::Authorization),
+            lookup: None,
+            node: None,
+        };
+        let policies = self.authorizations.news(known, generation)?;
         let addresses = if self.waits_for_policies() {
             None
         } else {
-            self.addresses
-                .news(tables.of(ResourceType::Address), tables.generation())?
+            let known = Known {
+                table: tables.of(ResourceType::Address),
+                lookup: tables.lookup(),
+                node: node.as_deref(),
+            };
+            self.addresses.news(known, generation)?
         };
         let mut push = Push::default();
         let mut retired = None;
@@ -253,7 +268,7 @@ impl Session {
         Ok(push)
     }
 
-    fn send(&mut self, of: ResourceType, news: News<'_>, generation: u64, push: &mut Push) {
+    fn send(&mut self, of: ResourceType, mut news: News<'_>, generation: u64, push: &mut Push) {
         push.bytes += news
             .updated
             .iter()
@@ -270,7 +285,10 @@ impl Session {
             resources: news
                 .updated
                 .into_iter()
-                .map(|(name, entry)| resource(of, name, entry))
+                .map(|(name, entry)| {
+                    let aliases = news.aliases.remove(name).unwrap_or_default();
+                    resource(of, name, entry, aliases)
+                })
                 .collect(),
             removed_resources: news.removed,
         });
@@ -338,7 +356,13 @@ impl Subscription {
             }
             Some(_) if subscribe.is_empty() && unsubscribe.is_empty() => {}
             Some(interest) => {
+                let before = interest.everything;
                 let wanted = interest.change(subscribe, &unsubscribe);
+                if before == Everything::Wanted && interest.everything == Everything::NotWanted {
+                    self.dropped = Dropped::Everything;
+                } else if !unsubscribe.is_empty() && self.dropped == Dropped::Nothing {
+                    self.dropped = Dropped::Some;
+                }
                 self.owe(wanted);
             }
         }
@@ -359,14 +383,50 @@ impl Subscription {
     /// What the client does not have yet, or must be answered; it counts as sent.
     fn news<'a>(
         &mut self,
-        table: &'a Table,
+        known: Known<'a, '_>,
         generation: u64,
     ) -> Result<Option<News<'a>>, TooFarBehind> {
         let Some(interest) = &self.interest else {
             return Ok(None);
         };
+        let Known {
+            table,
+            lookup,
+            node,
+        } = known;
         let mut news = News::default();
-        match mem::take(&mut self.owed) {
+        let owed = mem::take(&mut self.owed);
+        let dropped = mem::take(&mut self.dropped);
+        if let Some(lookup) = lookup.filter(|_| interest.everything == Everything::NotWanted) {
+            let demand = Demand {
+                table,
+                lookup,
+                keys: &interest.names,
+                node,
+            };
+            if let Owed::Everything(held) = owed {
+                news.must_answer = true;
+                self.told.all(demand, held, &mut news);
+            } else {
+                if self.seen < generation {
+                    self.told.changed(demand, self.seen, &mut news)?;
+                }
+                if let Owed::Names(names) = owed {
+                    news.must_answer = true;
+                    self.told.asked(demand, &names, &mut news);
+                }
+                if dropped == Dropped::Everything {
+                    self.told = Told::everything(table);
+                }
+                if dropped != Dropped::Nothing {
+                    self.told.forget(demand, &mut news);
+                }
+            }
+            news.once_each();
+            self.seen = generation;
+            return Ok((news.must_answer || !news.is_empty()).then_some(news));
+        }
+        match owed {
             Owed::Everything(held) => {
                 news.must_answer = true;
                 interest.all(table, held, &mut news);
@@ -383,145 +443,6 @@ impl Subscription {
         }
         self.seen = generation;
         Ok((news.must_answer || !news.is_empty()).then_some(news))
-    }
-}
-
-impl Interest {
-    /// A first request that subscribes to nothing in particular wants everything,
-    /// unless it says in the same breath that it does not.
-    fn first(
-        subscribe: Vec<String>,
-        unsubscribe: &[String],
-        held: &BTreeMap<String, String>,
-    ) -> Self {
-        let asks = subscribe.is_empty() || subscribe.iter().any(|name| name == WILDCARD);
-        let declines = unsubscribe.iter().any(|name| name == WILDCARD);
-        let mut names: BTreeSet<String> = subscribe
-            .into_iter()
-            .filter(|name| name != WILDCARD)
-            .collect();
-        let everything = if asks && !declines {
-            Everything::Wanted
-        } else {
-            Everything::NotWanted
-        };
-        if everything == Everything::NotWanted {
-            names.extend(held.keys().cloned());
-        }
-        Self { everything, names }
-    }
-
-    fn change(&mut self, subscribe: Vec<String>, unsubscribe: &[String]) -> Owed {
-        for name in unsubscribe {
-            self.names.remove(name);
-        }
-        if unsubscribe.iter().any(|name| name == WILDCARD) {
-            self.everything = Everything::NotWanted;
-        }
-        let mut wanted = BTreeSet::new();
-        let mut newly_everything = false;
-        for name in subscribe {
-            if name == WILDCARD {
-                newly_everything = self.everything == Everything::NotWanted;
-                self.everything = Everything::Wanted;
-            } else {
-                self.names.insert(name.clone());
-                wanted.insert(name);
-            }
-        }
-        if newly_everything {
-            Owed::Everything(BTreeMap::new())
-        } else {
-            Owed::Names(wanted)
-        }
-    }
-
-    fn covers(&self, name: &str) -> bool {
-        self.everything == Everything::Wanted || self.names.contains(name)
-    }
-
-    fn all<'a>(&self, table: &'a Table, mut held: BTreeMap<String, String>, news: &mut News<'a>) {
-        let mut unless_held = |name: &'a Arc<str>, entry: &'a Entry| {
-            if held
-                .remove(&**name)
-                .is_none_or(|version| version != entry.version.to_string())
-            {
-                news.updated.push((name, entry));
-            }
-        };
-        if self.everything == Everything::Wanted {
-            table
-                .iter()
-                .for_each(|(name, entry)| unless_held(name, entry));
-        } else {
-            let named = self.names.iter().filter_map(|name| table.get(name));
-            named.for_each(|(name, entry)| unless_held(name, entry));
-        }
-        let unknown = |name: &&String| table.get(name).is_none() && !held.contains_key(*name);
-        news.removed
-            .extend(self.names.iter().filter(unknown).cloned());
-        news.removed.extend(held.into_keys());
-    }
-
-    fn changed<'a>(
-        &self,
-        table: &'a Table,
-        seen: u64,
-        news: &mut News<'a>,
-    ) -> Result<(), TooFarBehind> {
-        let missed = table.since(seen)?;
-        news.updated.extend(
-            missed
-                .updated
-                .into_iter()
-                .filter(|(name, _)| self.covers(name)),
-        );
-        let removed = missed.removed.into_iter().filter(|name| self.covers(name));
-        news.removed.extend(removed.map(ToString::to_string));
-        Ok(())
-    }
-}
-
-/// What is sent of one type.
-#[derive(Debug, Default)]
-struct News<'a> {
-    updated: Vec<(&'a Arc<str>, &'a Entry)>,
-    removed: Vec<String>,
-    /// An empty response is due as well: the client waits for it.
-    must_answer: bool,
-}
-
-impl<'a> News<'a> {
-    fn is_empty(&self) -> bool {
-        self.updated.is_empty() && self.removed.is_empty()
-    }
-
-    fn add_named(&mut self, table: &'a Table, names: BTreeSet<String>) {
-        let sent: BTreeSet<&str> = self.updated.iter().map(|(name, _)| &***name).collect();
-        let gone: BTreeSet<&str> = self.removed.iter().map(String::as_str).collect();
-        let (mut found, mut missing) = (Vec::new(), Vec::new());
-        for name in names {
-            match table.get(&name) {
-                Some(_) if sent.contains(name.as_str()) => {}
-                Some(entry) => found.push(entry),
-                None if gone.contains(name.as_str()) => {}
-                None => missing.push(name),
-            }
-        }
-        self.updated.extend(found);
-        self.removed.extend(missing);
-    }
-}
-
-fn resource(of: ResourceType, name: &Arc<str>, entry: &Entry) -> Resource {
-    Resource {
-        name: name.to_string(),
-        version: entry.version.to_string(),
-        resource: Some(ResourceBody {
-            type_url: of.url().to_owned(),
-            value: entry.body.clone(),
-        }),
-        ..Resource::default()
     }
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A scripted client against the session and a real catalogue.
 
+mod demand;
+
 use proto::{ADDRESS_TYPE_URL, ads};
 
 use super::*;
@@ -235,35 +237,34 @@ fn answers_to_forgotten_responses_are_ignored() {
 
 #[test]
 fn a_client_by_name_gets_its_names_and_learns_which_do_not_exist() {
-    let mut client = Client::new(&[(ADDRESS, "a"), (ADDRESS, "b")]);
-    client.session.stop_waiting();
+    let mut client = Client::new(&[(POLICY, "a"), (POLICY, "b")]);
     // Subscribing to and unsubscribing from everything at once means: nothing yet.
     client.ask(DeltaDiscoveryRequest {
         resource_names_subscribe: names(&["*"]),
         resource_names_unsubscribe: names(&["*"]),
-        ..wildcard(ADDRESS)
+        ..wildcard(POLICY)
     });
-    assert_eq!(client.settle(), [("address", vec![], vec![])]);
+    assert_eq!(client.settle(), [("policy", vec![], vec![])]);
     let subscribe = names(&["a", "x"]);
     client.ask(DeltaDiscoveryRequest {
         resource_names_subscribe: subscribe,
-        ..wildcard(ADDRESS)
+        ..wildcard(POLICY)
     });
-    assert_eq!(client.settle(), [("address", names(&["a"]), names(&["x"]))]);
+    assert_eq!(client.settle(), [("policy", names(&["a"]), names(&["x"]))]);
     client.publish(&[
-        (ADDRESS, "a", Some("2")),
-        (ADDRESS, "b", Some("2")),
-        (ADDRESS, "x", Some("1")),
+        (POLICY, "a", Some("2")),
+        (POLICY, "b", Some("2")),
+        (POLICY, "x", Some("1")),
     ]);
-    assert_eq!(client.settle(), [("address", names(&["a", "x"]), vec![])]);
+    assert_eq!(client.settle(), [("policy", names(&["a", "x"]), vec![])]);
     let unsubscribe = names(&["a"]);
     client.ask(DeltaDiscoveryRequest {
         resource_names_unsubscribe: unsubscribe,
-        ..wildcard(ADDRESS)
+        ..wildcard(POLICY)
     });
-    assert_eq!(client.settle(), [("address", vec![], vec![])]);
-    client.publish(&[(ADDRESS, "a", None), (ADDRESS, "x", None)]);
-    assert_eq!(client.settle(), [("address", vec![], names(&["x"]))]);
+    assert_eq!(client.settle(), [("policy", vec![], vec![])]);
+    client.publish(&[(POLICY, "a", None), (POLICY, "x", None)]);
+    assert_eq!(client.settle(), [("policy", vec![], names(&["x"]))]);
 }
 
 #[test]
