@@ -9,6 +9,7 @@ pub mod endpoint;
 pub mod gateway;
 pub mod mesh_config;
 pub mod namespace;
+pub mod network_gateway;
 pub mod pod;
 pub mod policy;
 pub mod service;

@@ -15,6 +15,7 @@ mod allocate;
 mod derive;
 mod fold;
 mod hosts;
+mod networks;
 mod selection;
 mod told;
 mod world;
@@ -49,6 +50,8 @@ enum Subject {
     /// A ServiceEntry's hosts and the endpoints that are written into it.
     Entry(NamespacedName),
     WorkloadEntry(NamespacedName),
+    /// The gateways that lead into a network.
+    Network(Arc<str>),
     Policy(NamespacedName),
     PeerAuthentication(NamespacedName),
     /// The policy that denies all plaintext: there is one, once anyone asks for it.
@@ -296,9 +299,11 @@ impl Subject {
             Self::Entry(name) => (Kind::ServiceEntry, name),
             Self::WorkloadEntry(name) => (Kind::WorkloadEntry, name),
             Self::Policy(name) => (Kind::AuthorizationPolicy, name),
-            Self::Pod(_) | Self::Slice(_) | Self::PeerAuthentication(_) | Self::StaticStrict => {
-                return None;
-            }
+            Self::Pod(_)
+            | Self::Slice(_)
+            | Self::Network(_)
+            | Self::PeerAuthentication(_)
+            | Self::StaticStrict => return None,
         };
         Some(ObjectKey::namespaced(kind, &*name.namespace, &*name.name))
     }

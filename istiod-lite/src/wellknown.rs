@@ -24,12 +24,15 @@ pub const WAYPOINT_FOR: &str = "istio.io/waypoint-for";
 pub const INBOUND_BINDING: &str = "ambient.istio.io/waypoint-inbound-binding";
 /// Label of a pod: the Gateway that it is an instance of.
 pub const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
+/// Annotation of a Gateway: the service account that it runs as.
+pub const GATEWAY_SERVICE_ACCOUNT: &str = "gateway.istio.io/service-account";
 /// Label of objects that a controller of the mesh made.
 pub const GATEWAY_MANAGED: &str = "gateway.istio.io/managed";
 /// Values of [`GATEWAY_MANAGED`] whose services never have a waypoint, to avoid loops.
 pub const MESH_CONTROLLERS: [&str; 2] =
     ["istio.io-mesh-controller", "istio.io-eastwest-controller"];
-/// Label of the root namespace: the network that this cluster's pods are on.
+/// Label of the root namespace: the network that this cluster's pods are on. Label of a Gateway: the network that it
+/// leads into.
 pub const NETWORK: &str = "topology.istio.io/network";
 /// Label of a node.
 pub const REGION: &str = "topology.kubernetes.io/region";

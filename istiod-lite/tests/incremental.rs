@@ -191,20 +191,24 @@ fn cluster_wide() -> impl Strategy<Value = Object> {
 
 fn gateway() -> impl Strategy<Value = Object> {
     let shape = (
-        one_of(&["k1", "k2"]),
+        one_of(&["k1", "k2", "istio-remote", "istio-east-west"]),
         one_of(&["", "all", "workload"]),
         one_of(&["Same", "All"]),
+        one_of(&["", "net1", "net2"]),
     );
-    (namespace(), name(), shape, one_of(&["", "10.9.9.9"])).prop_map(
-        |(namespace, name, (class, serves, from), address)| {
+    let addresses = one_of(&["", "10.9.9.9", "10.9.9.8", "gw.example.com"]);
+    (namespace(), name(), shape, addresses).prop_map(
+        |(namespace, name, (class, serves, from, network), address)| {
             let addresses = match address {
                 "" => json!([]),
+                host if host.ends_with("com") => json!([{"type": "Hostname", "value": host}]),
                 ip => json!([{"type": "IPAddress", "value": ip}]),
             };
-            let labels = match serves {
+            let mut labels = match serves {
                 "" => json!({}),
                 serves => json!({"istio.io/waypoint-for": serves}),
             };
+            labels["topology.istio.io/network"] = network.into();
             object::<kinds::Gateway>(json!({
                 "metadata": {"name": name, "namespace": namespace, "labels": labels},
                 "spec": {"gatewayClassName": class, "listeners": [
@@ -286,7 +290,11 @@ fn entry() -> impl Strategy<Value = Object> {
                     .filter(|a| !a.is_empty())
                     .into_iter()
                     .collect();
-                let endpoints: Vec<_> = endpoints.iter().map(|e| json!({ "address": e })).collect();
+                let endpoint = |(n, address): (usize, &&str)| {
+                    let network = ["", "net2"][n % 2];
+                    json!({"address": address, "network": network, "serviceAccount": "far"})
+                };
+                let endpoints: Vec<_> = endpoints.iter().enumerate().map(endpoint).collect();
                 object::<kinds::ServiceEntry>(json!({
                     "metadata": {"name": name, "namespace": namespace, "labels": labels,
                                  "annotations": {"istio.io/use-waypoint-canary-weight": weight},
@@ -307,14 +315,18 @@ fn workload_entry() -> impl Strategy<Value = Object> {
         labels(),
         waypoint(),
         one_of(&["192.0.2.1", "h.example.com", ""]),
+        (one_of(&["", "net1", "net2"]), one_of(&["", "db"])),
     )
-        .prop_map(|(namespace, name, labels, waypoint, address)| {
-            object::<kinds::WorkloadEntry>(json!({
-                "metadata": {"name": name, "namespace": namespace,
-                             "labels": with_waypoint(labels, waypoint)},
-                "spec": {"address": address, "ports": {"web": 81}},
-            }))
-        })
+        .prop_map(
+            |(namespace, name, labels, waypoint, address, (network, account))| {
+                object::<kinds::WorkloadEntry>(json!({
+                    "metadata": {"name": name, "namespace": namespace,
+                                 "labels": with_waypoint(labels, waypoint)},
+                    "spec": {"address": address, "ports": {"web": 81}, "network": network,
+                             "serviceAccount": account},
+                }))
+            },
+        )
 }
 
 fn mesh_config() -> impl Strategy<Value = Object> {

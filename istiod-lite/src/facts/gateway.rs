@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the index keeps of a Gateway and a GatewayClass: enough to be a waypoint.
+//! What the index keeps of a Gateway and a GatewayClass: enough to be a waypoint, or a way into another network.
 
 use std::net::IpAddr;
 
 use cluster::kinds;
 use proto::workload::{ApplicationTunnel, application_tunnel::Protocol};
 
-use super::{Labels, Problem, Read, annotation, label, selects};
+use super::{
+    Labels, Problem, Read, annotation, label,
+    network_gateway::{self, NetworkGateway},
+    selects,
+};
 use crate::wellknown;
 
 /// A Gateway that others may name as their waypoint. Its class does not matter.
@@ -24,6 +28,8 @@ pub struct Gateway {
     pub binding: Option<ApplicationTunnel>,
     /// Its listeners.
     pub listeners: Vec<Listener>,
+    /// Where it leads, if that is into another network.
+    pub leads: Option<NetworkGateway>,
 }
 
 /// Whether a Gateway can be used.
@@ -106,6 +112,7 @@ pub fn read(gateway: &kinds::Gateway) -> Read<Gateway> {
         binding: annotation(meta, wellknown::INBOUND_BINDING)
             .and_then(|text| binding(text, &mut problems)),
         listeners: gateway.spec.listeners.iter().map(listener).collect(),
+        leads: network_gateway::read(gateway, &mut problems),
     };
     Read { facts, problems }
 }

@@ -8,7 +8,7 @@ use proto::{security, workload as wire};
 mod bind;
 mod entries;
 
-use super::{Derived, Index, Subject, world::Inhabitants};
+use super::{Derived, Index, Subject, networks, world::Inhabitants};
 use crate::{
     catalogue::ResourceType,
     facts::{
@@ -31,6 +31,7 @@ impl Index {
             Subject::Service(name) => self.derive_service(subject, name),
             Subject::Entry(name) => self.derive_entry(subject, name),
             Subject::WorkloadEntry(name) => self.derive_workload_entry(name),
+            Subject::Network(name) => self.derive_network(name),
             Subject::Policy(name) => self.derive_policy(name),
             Subject::PeerAuthentication(name) => self.derive_peer_authentication(name),
             Subject::StaticStrict => Some(self.derive_static_strict()),
@@ -76,9 +77,9 @@ impl Index {
                 application_tunnel: own_gateway.and_then(|known| known.binding()),
             },
         );
-        let resources = vec![self.workload_resource(message)];
+        let message = self.with_network_gateway(message);
         Some(Derived {
-            resources,
+            resources: vec![self.workload_resource(message)],
             gateways,
             ..Derived::default()
         })
@@ -115,7 +116,9 @@ impl Index {
             network: self.network(),
             waypoint: &binding,
         };
-        let message = service::kubernetes(&self.mesh, facts, input);
+        let mut message = service::kubernetes(&self.mesh, facts, input);
+        let elsewhere = self.accounts_elsewhere(&name.namespace, here, &facts.selector);
+        networks::add_names(&mut message, elsewhere);
         let ingress = facts.ingress.or(here.namespace.ingress);
         let bound = status::waypoint_bound(&binding, ingress, Addressed::Service);
         let key = workload::service_key(&self.mesh, name);
@@ -232,12 +235,10 @@ impl Index {
         peer_authentication::parent(mesh, own)
     }
 
-    fn network(&self) -> &str {
-        let root = self.world.inhabitants(&self.mesh.root_namespace);
-        root.map_or("", |inhabitants| &inhabitants.namespace.network)
-    }
-
-    fn workload_resource(&self, message: wire::Workload) -> (ResourceType, String, Bytes) {
+    pub(super) fn workload_resource(
+        &self,
+        message: wire::Workload,
+    ) -> (ResourceType, String, Bytes) {
         let uid = message.uid.clone();
         let body = wire::Address {
             r#type: Some(wire::address::Type::Workload(message)),

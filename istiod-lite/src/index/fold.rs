@@ -300,17 +300,14 @@ impl Index {
     }
 
     fn set_gateway(&mut self, name: &NamespacedName, facts: Option<gateway::Gateway>) {
-        let here = self
-            .world
-            .namespaces
-            .entry(name.namespace.clone())
-            .or_default();
-        let before = here.gateways.remove(&name.name);
-        if before != facts {
-            self.dirty
-                .extend(self.users.get(name).into_iter().flatten().cloned());
+        let here = self.world.inhabitants(&name.namespace);
+        let before = here.and_then(|here| here.gateways.get(&name.name)).cloned();
+        if before == facts {
+            return;
         }
-        if let Some(before) = before
+        self.dirty
+            .extend(self.users.get(name).into_iter().flatten().cloned());
+        if let Some(before) = &before
             && let Some(gateways) = self.world.gateways_by_class.get_mut(&before.class)
         {
             gateways.remove(name);
@@ -318,14 +315,26 @@ impl Index {
                 self.world.gateways_by_class.remove(&before.class);
             }
         }
-        if let Some(facts) = facts {
+        if let Some(facts) = &facts {
             self.world
                 .gateways_by_class
                 .entry(facts.class.clone())
                 .or_default()
                 .insert(name.clone());
-            here.gateways.insert(name.name.clone(), facts);
         }
+        let network = |facts: Option<&gateway::Gateway>| {
+            let leads = facts.and_then(|facts| facts.leads.as_ref());
+            leads.map(|gateway| gateway.network.clone())
+        };
+        let (old, new) = (network(before.as_ref()), network(facts.as_ref()));
+        self.change_network_gateway(name, old.as_deref(), new.as_deref(), |index| {
+            let here = index.world.namespaces.entry(name.namespace.clone());
+            let gateways = &mut here.or_default().gateways;
+            match facts {
+                Some(facts) => gateways.insert(name.name.clone(), facts),
+                None => gateways.remove(&name.name),
+            };
+        });
         self.forget_deserted(&name.namespace);
     }
 
@@ -429,7 +438,7 @@ fn mark_slices(service: &NamespacedName, here: &Inhabitants, touched: &mut BTree
     }
 }
 
-fn mark_namespace(name: &Arc<str>, here: &Inhabitants, touched: &mut BTreeSet<Subject>) {
+pub(super) fn mark_namespace(name: &Arc<str>, here: &Inhabitants, touched: &mut BTreeSet<Subject>) {
     let named = |object: &Arc<str>| NamespacedName::new(name.clone(), object.clone());
     mark_workloads(name, here, touched);
     touched.extend(

@@ -38,6 +38,8 @@ pub(super) struct World {
     pub(super) classes: HashMap<String, Class>,
     pub(super) pods_by_node: HashMap<String, BTreeSet<NamespacedName>>,
     pub(super) gateways_by_class: HashMap<String, BTreeSet<NamespacedName>>,
+    /// Those that lead into each network.
+    pub(super) gateways_by_network: HashMap<String, BTreeSet<NamespacedName>>,
     /// How many PeerAuthentications there are.
     pub(super) peer_authentications: usize,
     pub(super) standings: BTreeMap<ObjectKey, Standing>,

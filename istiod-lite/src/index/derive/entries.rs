@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use proto::workload as wire;
 
-use super::{Derived, Index, Inhabitants, Subject, service_resource};
+use super::{Derived, Index, Inhabitants, Subject, networks, service_resource};
 use crate::{
     facts::{
         Labels, NamespacedName, endpoint::Endpoint, mesh_config::Visibility,
@@ -38,8 +38,9 @@ impl Index {
             waypoint: &binding,
         };
         let hosts: Vec<&Arc<str>> = self.hosts_of(name, entry).collect();
+        let elsewhere = self.entry_accounts_elsewhere(&name.namespace, here, entry);
         for host in &hosts {
-            let message = service::host(
+            let mut message = service::host(
                 Host {
                     host,
                     entry,
@@ -48,6 +49,7 @@ impl Index {
                 },
                 input,
             );
+            networks::add_names(&mut message, elsewhere.clone());
             let key = workload::host_key(&name.namespace, host);
             derived.resources.push(service_resource(key, message));
         }
@@ -79,6 +81,7 @@ impl Index {
                 hosts: backed,
             };
             let message = self.written(written, &mut derived.gateways);
+            let message = self.with_network_gateway(message);
             derived.resources.push(self.workload_resource(message));
         }
         let ingress = entry.ingress.or(here.namespace.ingress);
@@ -93,6 +96,11 @@ impl Index {
             .filter(|vip| vip.prefix_len() == vip.max_prefix_len());
         let single = single.map(ipnet::IpNet::addr);
         derived.problems = self.shared_addresses(subject, "spec.addresses", single);
+        let unreachable = entry
+            .endpoints
+            .iter()
+            .filter_map(|endpoint| self.unreachable("spec.endpoints.network", endpoint));
+        derived.problems.extend(unreachable);
         let lost = entry.hosts.iter().filter(|host| !hosts.contains(host));
         derived
             .problems
@@ -161,12 +169,15 @@ impl Index {
             waypoint,
             application_tunnel: instance.and_then(|known| known.binding()),
         };
-        let message = workload::endpoint(&self.mesh, input);
+        let message = self.with_network_gateway(workload::endpoint(&self.mesh, input));
         Some(Derived {
             resources: vec![self.workload_resource(message)],
             conditions: bound.into_iter().collect(),
+            problems: self
+                .unreachable("spec.network", endpoint)
+                .into_iter()
+                .collect(),
             gateways,
-            ..Derived::default()
         })
     }
 

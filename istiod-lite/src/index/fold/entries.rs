@@ -80,8 +80,13 @@ impl Index {
             .entry(name.namespace.clone())
             .or_default();
         let before = here.workload_entries.remove(&name.name);
+        let mut selected_by = Vec::new();
         if before != facts {
             self.dirty.insert(Subject::WorkloadEntry(name.clone()));
+            // Services name the identities of those on other networks.
+            let named = before.iter().chain(&facts);
+            let named = named.filter(|facts| facts.endpoint.network.is_some());
+            selected_by.extend(named.map(|facts| facts.endpoint.labels.clone()));
         }
         if let Some(before) = before {
             here.workload_entries_by_labels
@@ -91,6 +96,9 @@ impl Index {
             here.workload_entries_by_labels
                 .insert(&name.name, &facts.endpoint.labels);
             here.workload_entries.insert(name.name.clone(), facts);
+        }
+        for labels in selected_by {
+            self.mark_services_selecting(&name.namespace, &labels);
         }
         self.forget_deserted(&name.namespace);
     }
