@@ -2,7 +2,8 @@
 //! What an operator can ask the process: what it believes, what it logs, and to end.
 //!
 //! In: the parts whose state is shown. Out: the routes of the admin port (15000, loopback only). The configuration dump
-//! has the shape that `istioctl ztunnel-config` reads; `refusals` is ours, the latest connections that failed and why.
+//! has the shape that `istioctl ztunnel-config` reads; ours are `refusals`, the latest connections that failed and why,
+//! and `ejectedEndpoints`, those that are avoided because they fail to connect.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::connections::ConnectionsView;
+use crate::endpoints::{EjectedView, Endpoints};
 use crate::mesh_state::MeshState;
 use crate::pods::PodInfo;
 use crate::proxy::Proxies;
@@ -39,6 +41,7 @@ pub struct Shown {
     pub certificates: Certificates,
     pub proxies: Arc<Proxies>,
     pub recorder: Arc<Recorder>,
+    pub endpoints: Arc<Endpoints>,
     pub config: Arc<BTreeMap<String, String>>,
     pub istio_version: Arc<str>,
 }
@@ -84,6 +87,7 @@ struct ConfigDump<'a> {
     certificates: Vec<CertificateDump>,
     workload_state: BTreeMap<String, PodDump>,
     refusals: Vec<RefusalEntry>,
+    ejected_endpoints: Vec<EjectedView>,
 }
 
 #[derive(Serialize)]
@@ -170,6 +174,7 @@ fn config_dump(shown: &Shown) -> AdminResponse {
         certificates,
         workload_state: workload_state.collect(),
         refusals: shown.recorder.refusals().latest(),
+        ejected_endpoints: shown.endpoints.ejected(),
     })
 }
 

@@ -30,6 +30,7 @@ use tracing::{info, warn};
 
 use crate::admin::{self, Shown};
 use crate::config::{Config, Endpoint, Local, Ports, Root, Token};
+use crate::endpoints::Endpoints;
 use crate::mesh_state::MeshState;
 use crate::node::node;
 use crate::proxy::{Proxies, Settings, Shared};
@@ -65,10 +66,12 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
     }
     let workers = Workers::start(config.workers)?;
     let recorder = Recorder::new(metrics.clone(), workers.count());
+    let endpoints = Endpoints::new(&metrics);
     let shared = Arc::new(Shared {
         mesh: Arc::clone(&mesh),
         certificates: certificates.clone(),
         recorder: Arc::clone(&recorder),
+        endpoints: Arc::clone(&endpoints),
         workers,
         settings: Settings {
             network: Arc::clone(&config.node.network),
@@ -86,6 +89,7 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
         certificates: certificates.clone(),
         proxies: Arc::clone(&proxies),
         recorder,
+        endpoints,
         config: Arc::new(config.effective.clone()),
         istio_version: config.node.istio_version.as_str().into(),
     };

@@ -112,6 +112,14 @@ pub struct InPod {
     pub mark: u32,
     pub original_source: OriginalSource,
     pub ipv6: Ipv6,
+    pub app_tunnel: AppTunnel,
+}
+
+/// Where applications that want PROXY protocol are handed their connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AppTunnel {
+    Loopback,
+    PodAddress,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -176,11 +176,18 @@ impl Tracked {
 
     /// Notes what the first decision said.
     pub fn note(&self, words: Arc<str>) {
-        if let Some(entry) = self.connections.shards[self.worker.index()]
-            .lock()
-            .get_mut(&self.id)
-        {
-            entry.view.verdict = Some(words);
+        self.update(|view| view.verdict = Some(words));
+    }
+
+    /// Notes that the connection goes on by another way.
+    pub fn moved(&self, to: ConnectionView) {
+        self.update(|view| *view = to);
+    }
+
+    fn update(&self, change: impl FnOnce(&mut ConnectionView)) {
+        let mut shard = self.connections.shards[self.worker.index()].lock();
+        if let Some(entry) = shard.get_mut(&self.id) {
+            change(&mut entry.view);
         }
     }
 }

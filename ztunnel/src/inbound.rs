@@ -4,7 +4,7 @@
 //! A tunnel proves who its peer is; each of its streams is a connection of its own, with its own destination, decision
 //! and record. Both lives are written here in order.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use hbone::wire::{ConnectRequest, Forwarded, MalformedRequest};
@@ -12,17 +12,19 @@ use hbone::{Incoming, ServeError, Server, TunnelFault};
 use http::StatusCode;
 use mesh::{Service, Workload};
 use spiffe::SpiffeId;
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tracing::debug;
 
-use crate::config::Baggage;
+use crate::config::{AppTunnel, Baggage};
 use crate::connections::{ConnectionView, InboundFacts};
 use crate::failure::Failure;
 use crate::outbound::baggage;
 use crate::proxy::{PodProxy, canonical};
+use crate::proxy_protocol::Announcement;
 use crate::record::{End, Labels, Opening, Reporter, Security};
 use crate::relaying::result_of;
-use crate::route;
+use crate::route::{self, Announced};
 use crate::workers::WorkerId;
 
 /// The life of a tunnel.
@@ -94,6 +96,8 @@ struct Streams {
 struct Accepted {
     workload: Arc<Workload>,
     destination: SocketAddr,
+    /// What the application is to be told first.
+    announced: Option<Announced>,
     service: Option<Arc<Service>>,
     source: End,
 }
@@ -154,10 +158,10 @@ impl hbone::Handler for Streams {
             }
         }
         let connected = tokio::select! {
-            connected = pod.connect_keeping_source(accepted.destination, self.peer.ip()) => connected,
+            connected = self.connect_application(accepted.destination, accepted.announced.as_ref()) => connected,
             gone = incoming.abandoned() => Err(Failure::Copy(format!("the client gave up while connecting: {gone}"))),
         };
-        let application = match connected {
+        let mut application = match connected {
             Ok(application) => application,
             Err(failure) => {
                 incoming.reject(StatusCode::SERVICE_UNAVAILABLE);
@@ -168,8 +172,23 @@ impl hbone::Handler for Streams {
             Baggage::Exchanged => Some(baggage(workload)),
             Baggage::SentOnly => None,
         };
+        let header = accepted.announced.as_ref().map(|announced| {
+            let announcement = Announcement {
+                source: self.peer,
+                destination: announced.destination,
+                identity: facts.identity.as_ref(),
+                service: announced.service.as_deref(),
+            };
+            announcement.header()
+        });
         match incoming.accept(described.as_ref()) {
             Ok(stream) => {
+                // A fresh socket has room for it.
+                if let Some(header) = header
+                    && let Err(error) = application.write_all(&header).await
+                {
+                    return record.close(Err(Failure::Copy(error.to_string())));
+                }
                 let outcome = stream
                     .relay(application, record.meter(), tracked.stop())
                     .await;
@@ -207,7 +226,8 @@ impl Streams {
         let (reached, authority) = (self.reached.ip(), &request.authority);
         route::accept_destination(&store, &workload, reached, network, authority)
             .map_err(refused)?;
-        let hop = route::next_hop(&store, &workload, reached, authority).map_err(refused)?;
+        let hop =
+            route::next_hop(&store, &workload, reached, network, authority).map_err(refused)?;
         let named = forwarded_host(request);
         let service =
             route::destination_service(&hop.services, &workload, hop.destination.port(), named);
@@ -217,8 +237,29 @@ impl Streams {
                 .with_principal(Some(peer.clone())),
             workload,
             destination: hop.destination,
+            announced: hop.announced,
             service,
         })
+    }
+
+    /// An application that is told where connections come from may listen on loopback alone, where nobody else can tell
+    /// it anything.
+    async fn connect_application(
+        &self,
+        to: SocketAddr,
+        announced: Option<&Announced>,
+    ) -> Result<TcpStream, Failure> {
+        let pod = &self.pod;
+        if announced.is_some() && pod.shared.settings.inpod.app_tunnel == AppTunnel::Loopback {
+            let loopback = match to.ip() {
+                IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+                IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+            };
+            return pod
+                .connect_in_time(SocketAddr::new(loopback, to.port()), None)
+                .await;
+        }
+        pod.connect_keeping_source(to, self.peer.ip()).await
     }
 
     /// A workload found by its address is worth more than what a peer says of itself; an address of another network

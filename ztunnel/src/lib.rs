@@ -19,11 +19,14 @@ pub mod workers;
 pub mod outbound;
 
 pub mod inbound;
+pub mod proxy_protocol;
 
 pub mod passthrough;
 pub mod relaying;
 
 pub mod route;
+
+pub mod endpoints;
 
 pub mod connections;
 

@@ -1,26 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-//! 15001, pod → mesh: route, connect, relay. One connection's life, in order.
+//! 15001, pod → mesh: route, connect (elsewhere, if need be), relay. One connection's life, in order.
 //!
 //! A connection that may not or can't be opened is closed with RST, so that the application sees a failure and not an
 //! empty answer. There is no way around: what should have gone through a tunnel never goes without.
 
+mod attempts;
 mod gateway;
+mod hop;
+mod retry;
 
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Instant;
 
-use hbone::wire::{Authority, Baggage, ConnectRequest, Forwarded, TraceParent, WorkloadKind};
-use hbone::{BoxFuture, Dial, PoolKey};
+use hbone::wire::{Baggage, WorkloadKind};
 use mesh::workload::WorkloadType;
-use mesh::{Service, Workload};
-use spiffe::SpiffeId;
+use mesh::{Endpoint, Seen, Service, Workload};
 use tokio::net::TcpStream;
 
-use crate::connections::ConnectionView;
+use self::attempts::{Attempts, Connected};
+use self::hop::{Hop, Refused, Upstream};
 use crate::failure::Failure;
 use crate::proxy::{PodProxy, canonical, reset, set_timeouts};
-use crate::record::{End, Labels, Opening, Record, Reporter, Security};
+use crate::record::{End, Labels, Reporter, Security};
 use crate::relaying::{original_destination, result_of};
 use crate::route::{self, Route};
 use crate::workers::WorkerId;
@@ -34,264 +36,104 @@ pub async fn serve(pod: Arc<PodProxy>, worker: WorkerId, client: TcpStream, peer
             return tracing::debug!(%peer, %error, "connection ended before it was served");
         }
     };
-    let decided = match decide(&pod, peer, destination).await {
-        Ok(decided) => decided,
+    let source = match identify(&pod, peer, destination).await {
+        Ok(source) => source,
         Err(failure) => {
-            reset(client);
-            return pod.refuse_early(Reporter::Source, peer, destination, &failure);
+            pod.refuse_early(Reporter::Source, peer, destination, &failure);
+            return reset(client);
         }
     };
-    let (source, route) = decided;
-    if let Route::Passthrough { destination } | Route::Direct { destination, .. } = &route
-        && client
-            .local_addr()
-            .map(canonical)
-            .is_ok_and(|reached| reached == *destination)
-    {
-        // It was not redirected but came to our port by itself, on an address of the pod that the mesh doesn't know.
-        // Connecting there would bring it back here, over and over.
-        reset(client);
-        return pod.refuse_early(
-            Reporter::Source,
-            peer,
-            *destination,
-            &Failure::Loop(*destination),
-        );
-    }
-    match route {
-        Route::Passthrough { destination } => {
-            let hop = PlainHop {
-                destination,
-                end: End::default(),
-                service: None,
-            };
-            plain(&pod, worker, client, peer, &source, hop).await;
-        }
-        Route::Direct {
-            destination,
-            workload,
-            service,
-        } => {
-            let end = End::of(&workload).with_principal(Some(workload.identity.clone()));
-            plain(
-                &pod,
-                worker,
-                client,
-                peer,
-                &source,
-                PlainHop {
-                    destination,
-                    end,
-                    service,
-                },
-            )
-            .await;
-        }
-        Route::Hbone {
-            tunnel,
-            authority,
-            expected,
-            workload,
-            service,
-        }
-        | Route::Waypoint {
-            tunnel,
-            authority,
-            expected,
-            waypoint: workload,
-            service,
-        } => {
-            let hop = TunnelHop {
-                original: destination,
-                tunnel,
-                authority,
-                expected,
-                workload,
-                service,
-            };
-            tunnelled(&pod, worker, client, peer, &source, hop).await;
-        }
-        Route::Gateway {
-            tunnel,
-            authority,
-            expected,
-            gateway,
-            expected_behind,
-            workload: _,
-            service,
-        } => {
-            let hop = gateway::GatewayHop {
-                original: destination,
-                tunnel,
-                authority,
-                expected,
-                gateway,
-                expected_behind,
-                service,
-            };
-            gateway::through_gateway(&pod, worker, client, peer, &source, hop).await;
-        }
-        Route::Refused { reason, service } => {
+    let caller = Caller {
+        pod: &pod,
+        worker,
+        peer,
+        original: destination,
+        source: &source,
+    };
+    match Hop::of(caller.route(&[])) {
+        Ok(hop) => carry(&caller, client, hop).await,
+        Err(refused) => {
+            caller.refuse(refused);
             reset(client);
-            let mut labels = labels(
-                &source,
-                End::default(),
-                service.as_deref(),
-                Security::Unknown,
-            );
-            labels.source.principal = None;
-            pod.shared
-                .recorder
-                .refuse_early(&labels, peer, destination, &reason.into());
         }
     }
 }
 
-/// Who connects, and where that leads.
-async fn decide(
+/// Who connects.
+async fn identify(
     pod: &PodProxy,
     peer: SocketAddr,
     destination: SocketAddr,
-) -> Result<(Arc<Workload>, Route), Failure> {
+) -> Result<Arc<Workload>, Failure> {
     // Before anything waits: such a connection comes from this very proxy.
     if route::is_loop(destination, &[peer.ip()]) {
         return Err(Failure::Loop(destination));
     }
-    let source = pod.workload_at(peer.ip()).await?;
-    let connection = route::Outbound {
-        source: &source,
-        source_ip: peer.ip(),
-        destination,
-        network: &pod.shared.settings.network,
-    };
-    let route = route::route(&pod.shared.mesh.read(), connection, &mut rand::rng());
-    Ok((source, route))
+    pod.workload_at(peer.ip()).await
 }
 
-struct PlainHop {
-    destination: SocketAddr,
-    end: End,
-    service: Option<Arc<Service>>,
-}
-
-async fn plain(
-    pod: &PodProxy,
+/// A connection that a pod opens.
+struct Caller<'a> {
+    pod: &'a PodProxy,
     worker: WorkerId,
-    client: TcpStream,
     peer: SocketAddr,
-    source: &Workload,
-    hop: PlainHop,
-) {
-    let destination = hop.destination;
-    let record = pod.shared.recorder.open(
-        worker,
-        Opening {
-            labels: labels(source, hop.end, hop.service.as_deref(), Security::Unknown),
-            source: peer,
-            destination,
-            authority: None,
-        },
-    );
-    let view = ConnectionView {
-        src: peer,
-        original_dst: Some(destination.to_string().into()),
-        actual_dst: destination.to_string().into(),
-        protocol: "TCP",
-        verdict: None,
-    };
-    let tracked = pod.connections.track(worker, None, view);
-    match pod.connect_in_time(destination, None).await {
-        Ok(upstream) => {
-            let outcome = hbone::relay_tcp(client, upstream, record.meter(), tracked.stop()).await;
-            record.close(result_of(outcome.end));
-        }
-        Err(failure) => fail(client, record, failure),
-    }
-}
-
-struct TunnelHop {
+    /// Where it wants to go.
     original: SocketAddr,
-    tunnel: SocketAddr,
-    authority: Authority,
-    expected: Arc<[SpiffeId]>,
-    workload: Arc<Workload>,
-    service: Option<Arc<Service>>,
+    source: &'a Workload,
 }
 
-async fn tunnelled(
-    pod: &PodProxy,
-    worker: WorkerId,
-    client: TcpStream,
-    peer: SocketAddr,
-    source: &Workload,
-    hop: TunnelHop,
-) {
-    let end = End::of(&hop.workload).with_principal(Some(hop.workload.identity.clone()));
-    let authority: Arc<str> = hop.authority.to_string().into();
-    let record = pod.shared.recorder.open(
-        worker,
-        Opening {
-            labels: labels(source, end, hop.service.as_deref(), Security::MutualTls),
-            source: peer,
-            destination: hop.tunnel,
-            authority: Some(authority),
-        },
-    );
-    let view = ConnectionView {
-        src: peer,
-        original_dst: Some(hop.original.to_string().into()),
-        actual_dst: hop.tunnel.to_string().into(),
-        protocol: "HBONE",
-        verdict: None,
-    };
-    let tracked = pod.connections.track(worker, None, view);
-    let request = request(hop.authority, source, peer, hop.service.as_deref());
-    let key = PoolKey {
-        source: source.identity.clone(),
-        destination: hop.expected,
-        address: hop.tunnel,
-        source_ip: peer.ip(),
-    };
-    match pod.pool(worker).open(&key, &FromPod(pod), request).await {
-        Ok((stream, _peer)) => {
-            let outcome = stream.relay(client, record.meter(), tracked.stop()).await;
-            record.close(result_of(outcome.end));
+impl Caller<'_> {
+    /// Where that leads now, other than to endpoints that were tried.
+    fn route(&self, tried: &[Endpoint]) -> Route {
+        let shared = &self.pod.shared;
+        let standings = shared.endpoints.standings();
+        let connection = route::Outbound {
+            source: self.source,
+            source_ip: self.peer.ip(),
+            destination: self.original,
+            network: &shared.settings.network,
+            seen: Seen {
+                standings: &standings,
+                tried,
+                now: Instant::now(),
+            },
+        };
+        route::route(&shared.mesh.read(), connection, &mut rand::rng())
+    }
+
+    fn refuse(&self, Refused { reason, service }: Refused) {
+        let (end, service) = (End::default(), service.as_deref());
+        let labels = labels(self.source, end, service, Security::Unknown);
+        let recorder = &self.pod.shared.recorder;
+        recorder.refuse_early(&labels, self.peer, self.original, &reason.into());
+    }
+}
+
+async fn carry(caller: &Caller<'_>, client: TcpStream, hop: Hop) {
+    let pod = caller.pod;
+    let reached = client.local_addr().map(canonical).ok();
+    if hop.is_loop(reached) {
+        let failure = Failure::Loop(hop.to);
+        pod.refuse_early(Reporter::Source, caller.peer, hop.to, &failure);
+        return reset(client);
+    }
+    let tracked = pod.connections.track(caller.worker, None, hop.view(caller));
+    let attempts = Attempts::new(caller, reached);
+    let (record, connected) = attempts.connect(hop, &tracked).await;
+    let Connected { upstream, using } = match connected {
+        Ok(connected) => connected,
+        Err(failure) => {
+            record.close(Err(failure));
+            return reset(client);
         }
-        Err(error) => fail(client, record, Failure::Tunnel(error)),
-    }
-}
-
-/// What is said of a connection to whoever is asked to take it.
-fn request(
-    authority: Authority,
-    source: &Workload,
-    peer: SocketAddr,
-    service: Option<&Service>,
-) -> ConnectRequest {
-    ConnectRequest {
-        authority,
-        baggage: Some(baggage(source)),
-        forwarded: Some(Forwarded {
-            source: Some(peer),
-            host: service.map(|service| service.hostname.to_string()),
-        }),
-        traceparent: Some(TraceParent::new(rand::random(), rand::random())),
-        network: None,
-    }
-}
-
-fn fail(client: TcpStream, record: Record, failure: Failure) {
-    reset(client);
-    record.close(Err(failure));
-}
-
-/// Tunnels leave from inside the pod, so their source is the pod's own address without any binding.
-struct FromPod<'a>(&'a PodProxy);
-
-impl Dial for FromPod<'_> {
-    fn dial(&self, to: SocketAddr) -> BoxFuture<'_, io::Result<TcpStream>> {
-        Box::pin(self.0.connect(to, None))
-    }
+    };
+    let (meter, stop) = (record.meter(), tracked.stop());
+    let outcome = match upstream {
+        Upstream::Plain(upstream) => hbone::relay_tcp(client, upstream, meter, stop).await,
+        Upstream::Tunnel(stream) => stream.relay(client, meter, stop).await,
+    };
+    drop(using);
+    record.close(result_of(outcome.end));
 }
 
 fn labels(

@@ -29,6 +29,7 @@ use tracing::{Instrument as _, debug, info_span, warn};
 pub use self::proxies::Proxies;
 use crate::config::{Baggage, DecisionLog, InPod, Ipv6, OriginalSource, PortReuse, Tcp};
 use crate::connections::Connections;
+use crate::endpoints::Endpoints;
 use crate::failure::Failure;
 use crate::mesh_state::MeshState;
 use crate::pods::{Pod, PodInfo, PodUid};
@@ -48,6 +49,7 @@ pub struct Shared {
     pub mesh: Arc<MeshState>,
     pub certificates: Certificates,
     pub recorder: Arc<Recorder>,
+    pub endpoints: Arc<Endpoints>,
     pub workers: Workers,
     pub settings: Settings,
 }

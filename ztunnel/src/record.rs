@@ -64,6 +64,16 @@ struct Counters {
     sent: Arc<dyn Count>,
 }
 
+impl Counters {
+    fn meter(&self, reporter: Reporter) -> Arc<Meter> {
+        let (from_client, to_client) = (Arc::clone(&self.received), Arc::clone(&self.sent));
+        Arc::new(match reporter {
+            Reporter::Source => Meter::with_counters(from_client, to_client),
+            Reporter::Destination => Meter::with_counters(to_client, from_client),
+        })
+    }
+}
+
 type CountersByLabels = HashMap<Arc<Labels>, Arc<Counters>>;
 
 pub struct Recorder {
@@ -100,6 +110,8 @@ pub struct Record {
     labels: Arc<Labels>,
     counters: Arc<Counters>,
     meter: Arc<Meter>,
+    /// Endpoints tried.
+    attempts: u32,
     opened_at: Instant,
     closed: Closed,
 }
@@ -151,14 +163,10 @@ impl Recorder {
     pub fn open(self: &Arc<Self>, worker: WorkerId, opening: Opening) -> Record {
         let (labels, counters) = self.counters(worker, &opening.labels);
         counters.opened.increment(1);
-        let (from_client, to_client) = (Arc::clone(&counters.received), Arc::clone(&counters.sent));
-        let meter = match labels.reporter {
-            Reporter::Source => Meter::with_counters(from_client, to_client),
-            Reporter::Destination => Meter::with_counters(to_client, from_client),
-        };
         let record = Record {
             recorder: Arc::clone(self),
-            meter: Arc::new(meter),
+            meter: counters.meter(labels.reporter),
+            attempts: 1,
             labels,
             counters,
             opening,
@@ -242,8 +250,36 @@ impl Record {
         &self.meter
     }
 
+    /// The connection goes on to another endpoint, as the attempt before failed. Where that one counts under other
+    /// labels, the connection is closed there and opened here, so that each series stays balanced; it has not failed.
+    pub fn moved(&mut self, worker: WorkerId, opening: Opening, failed: Flag) {
+        let (labels, counters) = self.recorder.counters(worker, &opening.labels);
+        if !labels.count_as(&self.labels) {
+            self.count_closed(failed);
+            counters.opened.increment(1);
+        }
+        self.meter = counters.meter(labels.reporter);
+        (self.labels, self.counters, self.opening) = (labels, counters, opening);
+        self.log_opened();
+    }
+
+    /// How many endpoints were tried.
+    pub fn tried(&mut self, attempts: u32) {
+        self.attempts = attempts;
+    }
+
     pub fn close(mut self, result: Result<(), Failure>) {
         self.finish(&result);
+    }
+
+    fn count_closed(&self, flag: Flag) {
+        if flag == Flag::None {
+            return self.counters.closed.increment(1);
+        }
+        let metrics = &self.recorder.metrics;
+        let closed =
+            |labels: &[(&str, &str)]| metrics.counter("istio_tcp_connections_closed_total", labels);
+        self.labels.with_flag(flag, closed).increment(1);
     }
 
     fn finish(&mut self, result: &Result<(), Failure>) {
@@ -252,15 +288,8 @@ impl Record {
         }
         let flag = result.as_ref().err().map_or(Flag::None, Failure::flag);
         let recorder = &self.recorder;
-        if flag == Flag::None {
-            self.counters.closed.increment(1);
-        } else {
-            let closed = |labels: &[(&str, &str)]| {
-                recorder
-                    .metrics
-                    .counter("istio_tcp_connections_closed_total", labels)
-            };
-            self.labels.with_flag(flag, closed).increment(1);
+        self.count_closed(flag);
+        if flag != Flag::None {
             recorder.failed(&self.labels, flag).increment(1);
         }
         if let Err(failure) = result
@@ -319,6 +348,7 @@ impl Record {
         }
         let (sent, received) = (self.meter.sent(), self.meter.received());
         let duration = format!("{}ms", self.opened_at.elapsed().as_millis());
+        let attempts = (self.attempts > 1).then_some(self.attempts);
         let error = failure.map(Failure::to_string);
         macro_rules! complete {
             ($level:expr) => {
@@ -328,6 +358,7 @@ impl Record {
                     bytes_sent = sent,
                     bytes_recv = received,
                     duration = duration.as_str(),
+                    attempts = attempts,
                     error = error.as_deref()
                 )
             };

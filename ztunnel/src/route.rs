@@ -28,15 +28,16 @@ use mesh::balance::{self, Address, PortRule, Upstream};
 use mesh::service::Mode;
 use mesh::workload::TunnelProtocol;
 use mesh::{
-    Found, GatewayAddress, GatewayDestination, NamespacedHostname, NoEndpoint, Service, Store,
-    Workload,
+    Found, GatewayAddress, GatewayDestination, NamespacedHostname, NoEndpoint, Seen, Service,
+    Store, Workload,
 };
 use rand::Rng;
 use spiffe::SpiffeId;
 
 use gateway::through_gateway;
 pub use inbound::{
-    InboundRefusal, NextHop, accept_destination, candidate_services, destination_service, next_hop,
+    Announced, InboundRefusal, NextHop, accept_destination, candidate_services,
+    destination_service, next_hop,
 };
 
 /// Ports of the proxy itself: a connection to them inside the pod would come back to us.
@@ -57,6 +58,8 @@ pub struct Outbound<'a> {
     pub destination: SocketAddr,
     /// The network that this proxy serves.
     pub network: &'a str,
+    /// What is known of endpoints beside the mesh.
+    pub seen: Seen<'a>,
 }
 
 /// What to do with a connection that a pod opens.
@@ -116,6 +119,8 @@ pub enum Route {
         expected_behind: Arc<[SpiffeId]>,
         /// Who was picked, as far as this side can tell.
         workload: Arc<Workload>,
+        /// The port of its application.
+        port: u16,
         /// The service that was meant.
         service: Arc<Service>,
     },
@@ -225,15 +230,12 @@ impl std::fmt::Display for Role {
 pub enum Feature {
     /// Endpoints that have a host name instead of an address.
     HostnameEndpoints,
-    /// PROXY protocol towards the application.
-    ProxyProtocol,
 }
 
 impl std::fmt::Display for Feature {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::HostnameEndpoints => "an endpoint that is resolved by DNS",
-            Self::ProxyProtocol => "an application tunnel with PROXY protocol",
         })
     }
 }
@@ -323,12 +325,20 @@ fn upstream(
         if service.load_balancer.mode == Mode::Passthrough {
             return Ok(None);
         }
-        return balance::pick(store, service, source, port, PortRule::Defined, rng)
-            .map(Some)
-            .map_err(|reason| Refusal::NoEndpoint {
-                service: service.key(),
-                reason,
-            });
+        return balance::pick(
+            store,
+            service,
+            source,
+            port,
+            PortRule::Defined,
+            connection.seen,
+            rng,
+        )
+        .map(Some)
+        .map_err(|reason| Refusal::NoEndpoint {
+            service: service.key(),
+            reason,
+        });
     }
     let workload = store.workload_by_ip(&source.network, ip);
     Ok(workload.map(|workload| Upstream {
@@ -376,7 +386,7 @@ fn through_waypoint(
 ) -> Result<Route, Refusal> {
     let source = connection.source;
     let rule = PortRule::DefinedOrTunnelled;
-    let hop = resolve(store, reference, source, rule, Role::Waypoint, rng)?;
+    let hop = resolve(store, reference, connection, rule, Role::Waypoint, rng)?;
     if hop.workload.network != source.network {
         return through_gateway(store, connection, hop, service.as_ref(), rng);
     }
@@ -399,11 +409,12 @@ fn through_waypoint(
 fn resolve(
     store: &Store,
     reference: &GatewayAddress,
-    source: &Workload,
+    connection: &Outbound<'_>,
     rule: PortRule,
     role: Role,
     rng: &mut impl Rng,
 ) -> Result<Upstream, Refusal> {
+    let Outbound { source, seen, .. } = *connection;
     let port = reference.hbone_mtls_port;
     match referenced(store, &reference.destination, Some(&source.namespace)) {
         None => Err(Refusal::UnknownHop {
@@ -415,12 +426,15 @@ fn resolve(
             port,
             service: None,
         }),
-        Some(Found::Service(service)) => balance::pick(store, &service, source, port, rule, rng)
-            .map_err(|reason| Refusal::NoHopEndpoint {
-                role,
-                reference: reference.destination.clone(),
-                reason,
-            }),
+        Some(Found::Service(service)) => {
+            balance::pick(store, &service, source, port, rule, seen, rng).map_err(|reason| {
+                Refusal::NoHopEndpoint {
+                    role,
+                    reference: reference.destination.clone(),
+                    reason,
+                }
+            })
+        }
     }
 }
 

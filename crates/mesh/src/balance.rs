@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Picks an endpoint of a service: ready, reachable, on the port asked for, of the best locality, drawn by weight.
+//! Picks an endpoint of a service: ready, reachable, on the port asked for, not failing, of the best locality, drawn by
+//! weight and load.
 //!
 //! ```text
-//! endpoints ─ health ─► ready ─ address, gateway ─► reachable ─ port ─► candidates ─ locality ─► best ─ weight ─► one
+//! endpoints ─ health ─► ready ─ address, gateway ─► reachable ─ port ─► candidates ─ tried, failing ─► trusted
+//!                                                                             one ◄─ weight, load ─ best ◄─ locality ─┘
 //! ```
+//!
+//! Failing endpoints are left out before localities are compared, so that a service that fails over does so also for
+//! what this node alone sees. Where all that may be used are failing, nobody can say which is better, and all of the best
+//! locality take part.
 //!
 //! When nothing is left, the answer names the step that left nothing.
 
@@ -13,6 +19,7 @@ use std::sync::Arc;
 use rand::{Rng, RngExt};
 
 use crate::service::{HealthPolicy, LoadBalancer, Mode, Scope, Service};
+use crate::standing::{Endpoint, Seen};
 use crate::store::Store;
 use crate::workload::{HealthStatus, Workload};
 
@@ -54,6 +61,9 @@ pub enum NoEndpoint {
     /// The service insists on a locality where it has no endpoint.
     #[error("none of its endpoints is within the locality that it insists on")]
     Locality,
+    /// The connection has tried all of them.
+    #[error("all of its usable endpoints were tried")]
+    AllTried,
     /// All that are left have a capacity of zero.
     #[error("all of its usable endpoints have a capacity of 0")]
     NoCapacity,
@@ -69,11 +79,21 @@ pub fn pick(
     source: &Workload,
     port: u16,
     rule: PortRule,
+    seen: Seen<'_>,
     rng: &mut impl Rng,
 ) -> Result<Upstream, NoEndpoint> {
-    let candidates = candidates(store, service, source, port, rule)?;
-    let best = best_locality(candidates, &service.load_balancer, source)?;
-    let (workload, port) = draw(&best, rng).ok_or(NoEndpoint::NoCapacity)?;
+    let mut candidates = candidates(store, service, source, port, rule)?;
+    if !seen.tried.is_empty() {
+        candidates.retain(|candidate| !seen.tried.contains(&endpoint(candidate)));
+        if candidates.is_empty() {
+            return Err(NoEndpoint::AllTried);
+        }
+    }
+    let permitted = permitted(candidates, &service.load_balancer, source)?;
+    let trusted = trusted(permitted, seen);
+    let best = best_locality(trusted, &service.load_balancer, source);
+    let load = |candidate: &Candidate<'_>| seen.standings.load(&endpoint(candidate));
+    let (workload, port) = draw(&best, load, rng).ok_or(NoEndpoint::NoCapacity)?;
     Ok(Upstream {
         workload: workload.clone(),
         port,
@@ -147,33 +167,56 @@ pub fn target_port(
         .or_else(|| (may_be_undefined && tunnel.is_some_and(|t| t.port.is_some())).then_some(port))
 }
 
-fn best_locality<'s>(
+/// What a service that insists on a locality leaves.
+fn permitted<'s>(
     mut candidates: Vec<Candidate<'s>>,
     balancer: &LoadBalancer,
     source: &Workload,
 ) -> Result<Vec<Candidate<'s>>, NoEndpoint> {
-    match balancer.mode {
-        Mode::Standard | Mode::Passthrough => {}
-        Mode::Strict => {
-            candidates.retain(|(workload, _)| {
-                let mut scopes = balancer.routing_preferences.iter();
-                scopes.all(|scope| shares(*scope, source, workload))
-            });
-            if candidates.is_empty() {
-                return Err(NoEndpoint::Locality);
-            }
-        }
-        Mode::Failover => {
-            let rank = |workload: &Workload| rank(&balancer.routing_preferences, source, workload);
-            let highest = candidates
-                .iter()
-                .map(|(workload, _)| rank(workload))
-                .max()
-                .unwrap_or_default();
-            candidates.retain(|(workload, _)| rank(workload) == highest);
+    if balancer.mode == Mode::Strict {
+        candidates.retain(|(workload, _)| {
+            let mut scopes = balancer.routing_preferences.iter();
+            scopes.all(|scope| shares(*scope, source, workload))
+        });
+        if candidates.is_empty() {
+            return Err(NoEndpoint::Locality);
         }
     }
     Ok(candidates)
+}
+
+/// Those that have not failed lately; all, where that leaves none of any capacity.
+fn trusted<'s>(candidates: Vec<Candidate<'s>>, seen: Seen<'_>) -> Vec<Candidate<'s>> {
+    if seen.standings.all_trusted() {
+        return candidates;
+    }
+    let is_trusted = |candidate: &&Candidate<'_>| {
+        let (workload, _) = **candidate;
+        workload.capacity > 0 && !seen.standings.is_out(&endpoint(candidate), seen.now)
+    };
+    let trusted: Vec<_> = candidates.iter().filter(is_trusted).copied().collect();
+    if trusted.is_empty() {
+        candidates
+    } else {
+        trusted
+    }
+}
+
+fn best_locality<'s>(
+    mut candidates: Vec<Candidate<'s>>,
+    balancer: &LoadBalancer,
+    source: &Workload,
+) -> Vec<Candidate<'s>> {
+    if balancer.mode == Mode::Failover {
+        let rank = |workload: &Workload| rank(&balancer.routing_preferences, source, workload);
+        let highest = candidates
+            .iter()
+            .map(|(workload, _)| rank(workload))
+            .max()
+            .unwrap_or_default();
+        candidates.retain(|(workload, _)| rank(workload) == highest);
+    }
+    candidates
 }
 
 /// How many scopes, from the first on, a client and an endpoint share. A network in first place outweighs all that
@@ -203,20 +246,55 @@ fn shares(scope: Scope, source: &Workload, endpoint: &Workload) -> bool {
     }
 }
 
-/// Draws one by weight. A choice by load between two draws belongs here, once load is known.
-fn draw<'s>(candidates: &[Candidate<'s>], rng: &mut impl Rng) -> Option<Candidate<'s>> {
-    let weight = |(workload, _): &Candidate<'_>| u64::from(workload.capacity);
-    let total: u64 = candidates.iter().map(weight).sum();
+fn endpoint((workload, port): &Candidate<'_>) -> Endpoint {
+    Endpoint {
+        workload: workload.uid.clone(),
+        port: *port,
+    }
+}
+
+/// Draws two by weight and takes the one that has less to do for its capacity; the first, if it is all the same.
+fn draw<'s>(
+    candidates: &[Candidate<'s>],
+    load: impl Fn(&Candidate<'s>) -> u32,
+    rng: &mut impl Rng,
+) -> Option<Candidate<'s>> {
+    let first = draw_one(candidates, None, rng)?;
+    let Some(second) = draw_one(candidates, Some(first), rng) else {
+        return Some(candidates[first]);
+    };
+    let (first, second) = (candidates[first], candidates[second]);
+    // load / capacity, without division.
+    let burden = |one: &Candidate<'s>, other: &Candidate<'s>| {
+        u64::from(load(one)) * u64::from(other.0.capacity)
+    };
+    let second_is_freer = burden(&second, &first) < burden(&first, &second);
+    Some(if second_is_freer { second } else { first })
+}
+
+/// The place of one drawn by weight, `except` left out; none where no weight is left.
+fn draw_one(
+    candidates: &[Candidate<'_>],
+    except: Option<usize>,
+    rng: &mut impl Rng,
+) -> Option<usize> {
+    let weights = || {
+        let weight =
+            |(place, (workload, _)): (usize, &Candidate<'_>)| (place, u64::from(workload.capacity));
+        let all = candidates.iter().enumerate().map(weight);
+        all.filter(|(place, _)| Some(*place) != except)
+    };
+    let total: u64 = weights().map(|(_, weight)| weight).sum();
     if total == 0 {
         return None;
     }
     let mut ticket = rng.random_range(0..total);
-    candidates.iter().copied().find(|candidate| {
-        let share = weight(candidate);
-        let drawn = ticket < share;
-        ticket = ticket.saturating_sub(share);
+    let drawn = weights().find(|(_, weight)| {
+        let drawn = ticket < *weight;
+        ticket = ticket.saturating_sub(*weight);
         drawn
-    })
+    });
+    drawn.map(|(place, _)| place)
 }
 
 /// How an endpoint is reached.

@@ -3,11 +3,11 @@
 //!
 //! Resources of the control plane (or of a local file) come in; answers to the questions that a proxy asks come out:
 //! who is at this address, which endpoint serves this connection, may this peer speak to this workload. Everything
-//! here is a function of facts, and of randomness handed in: no I/O, no clock, no runtime, no locks.
+//! here is a function of facts, and of time and randomness handed in: no I/O, no clock, no runtime, no locks.
 //!
 //! ```text
 //!  wire bytes ──► batch ──► from_proto ─┐
-//!                                       ├─► workload, service, policy ──► store ──► balance    (which endpoint)
+//!                                       ├─► workload, service, policy ──► store ──► balance    (which endpoint; standing: what failed)
 //!  local file ──► local ────────────────┘                                   ├─────► authorize  (may it pass)
 //!                                                                           └─────► dump       (what do we believe)
 //! ```
@@ -30,6 +30,8 @@ pub mod local;
 
 pub mod store;
 
+pub mod standing;
+
 pub mod balance;
 
 pub mod authorize;
@@ -48,5 +50,6 @@ pub use from_proto::ConvertError;
 pub use local::{LocalConfig, LocalConfigError};
 pub use policy::Policy;
 pub use service::Service;
+pub use standing::{Endpoint, Seen, Standings};
 pub use store::{Changes, Found, Store};
 pub use workload::Workload;

@@ -55,6 +55,18 @@ pub struct Metrics(Arc<Registry>);
 struct Registry {
     limits: Limits,
     families: RwLock<BTreeMap<String, Family>>,
+    before_scrape: Hooks,
+}
+
+type Hook = Arc<dyn Fn() + Send + Sync>;
+
+#[derive(Default)]
+struct Hooks(RwLock<Vec<Hook>>);
+
+impl std::fmt::Debug for Hooks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} hooks", self.0.read().len())
+    }
 }
 
 #[derive(Debug, Default)]
@@ -95,7 +107,7 @@ impl Metrics {
     pub fn new(limits: Limits) -> Self {
         Self(Arc::new(Registry {
             limits,
-            families: RwLock::default(),
+            ..Registry::default()
         }))
     }
 
@@ -143,6 +155,11 @@ impl Metrics {
         }
     }
 
+    /// Has `update` bring values up to date that are known only when they are asked for.
+    pub fn before_scrape(&self, update: impl Fn() + Send + Sync + 'static) {
+        self.0.before_scrape.0.write().push(Arc::new(update));
+    }
+
     /// How many series are held, of all families.
     pub fn series(&self) -> usize {
         let families = self.0.families.read();
@@ -169,6 +186,9 @@ impl Metrics {
 
     /// The exposition in OpenMetrics text, families and series sorted; families without a sample are left out.
     pub fn render(&self) -> String {
+        // A copy: a hook may register series or further hooks.
+        let hooks = self.0.before_scrape.0.read().clone();
+        hooks.iter().for_each(|update| update());
         let mut out = String::with_capacity(16 * 1024);
         let families = self.0.families.read();
         for (name, family) in families.iter() {
@@ -311,6 +331,8 @@ fn label_text<'a>(labels: impl Iterator<Item = (&'a str, &'a str)>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU64;
+
     use super::*;
 
     fn samples(metrics: &Metrics) -> Vec<String> {
@@ -401,6 +423,18 @@ mod tests {
                 "x_total{overflow=\"true\"} 2"
             ]
         );
+    }
+
+    #[test]
+    fn what_is_known_only_when_asked_for_is_up_to_date_at_each_scrape() {
+        let metrics = Metrics::default();
+        let (gauge, asked) = (metrics.gauge("x", &[]), Arc::new(AtomicU64::new(0)));
+        let counted = Arc::clone(&asked);
+        metrics.before_scrape(move || {
+            gauge.set(counted.fetch_add(1, Ordering::Relaxed) as f64);
+        });
+        assert_eq!(samples(&metrics), ["x 0"]);
+        assert_eq!(samples(&metrics), ["x 1"]);
     }
 
     #[test]

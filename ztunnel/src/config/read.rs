@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::parse::Reader;
 use super::proxy_config::ProxyConfig;
 use super::{
-    Endpoint, InPod, Ipv6, Keepalive, Local, Log, LogFormat, Node, OriginalSource, PortReuse, Root,
-    Tcp, Token,
+    AppTunnel, Endpoint, InPod, Ipv6, Keepalive, Local, Log, LogFormat, Node, OriginalSource,
+    PortReuse, Root, Tcp, Token,
 };
 
 /// A variable that asks for something this build doesn't do is a mistake: ignoring it would let a user believe that
@@ -233,6 +233,11 @@ pub(super) fn inpod(reader: &mut Reader<'_>) -> InPod {
         mark: reader.mark("PACKET_MARK"),
         original_source,
         ipv6: reader.either("IPV6_ENABLED", Ipv6::Enabled, Ipv6::Disabled),
+        app_tunnel: reader.either(
+            "LOCALHOST_APP_TUNNEL",
+            AppTunnel::Loopback,
+            AppTunnel::PodAddress,
+        ),
     }
 }
 

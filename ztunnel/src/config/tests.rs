@@ -34,6 +34,12 @@ fn mistakes(variables: &[(&str, &str)]) -> Vec<String> {
 }
 
 #[test]
+fn connections_with_a_header_may_be_handed_to_the_pods_address() {
+    let config = config(&[("LOCALHOST_APP_TUNNEL", "false")]);
+    assert_eq!(config.inpod.app_tunnel, AppTunnel::PodAddress);
+}
+
+#[test]
 fn an_empty_environment_yields_the_defaults() {
     let config = config(&[]);
     assert_eq!(
@@ -46,6 +52,7 @@ fn an_empty_environment_yields_the_defaults() {
         Some("/var/run/ztunnel/ztunnel.sock")
     );
     assert_eq!(config.inpod.mark, 1337);
+    assert_eq!(config.inpod.app_tunnel, AppTunnel::Loopback);
     assert_eq!(config.secret_ttl, Duration::from_secs(24 * 3600));
     assert_eq!(config.drain_deadline, Duration::from_secs(5));
     assert_eq!(config.workers, 2);

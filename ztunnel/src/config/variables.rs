@@ -103,6 +103,11 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable("IPV6_ENABLED", "true", "listen on IPv6 too"),
     variable(
+        "LOCALHOST_APP_TUNNEL",
+        "true",
+        "hand connections with a PROXY header to loopback",
+    ),
+    variable(
         "ENABLE_RESPONSE_BAGGAGE",
         "true",
         "answer with baggage, read that of peers",

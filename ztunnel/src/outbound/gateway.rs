@@ -1,102 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A connection to another network: a shared tunnel to that network's gateway, and inside it one to the destination.
 //!
-//! Who really answers is known only once the inner tunnel stands, so the record is opened then. What it says of the
+//! Who really answers is known only once the inner tunnel stands, so the record is opened then (see `attempts`). What it says of the
 //! destination is what that has proven and told of itself, all of it or nothing: to keep parts of the gateway's description
 //! would name a destination that does not exist.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
-use hbone::wire::{Authority, ConnectRequest};
-use hbone::{Behind, PoolKey, TunnelInfo};
-use mesh::{Service, Workload};
+use hbone::wire::ConnectRequest;
+use hbone::{Behind, Dial, OpenError, PoolKey, Stream, TunnelInfo};
 use spiffe::SpiffeId;
-use tokio::net::TcpStream;
 
-use super::{FromPod, fail, labels, request};
-use crate::connections::ConnectionView;
-use crate::failure::Failure;
-use crate::proxy::PodProxy;
-use crate::record::{End, Opening, Record, Security};
-use crate::relaying::result_of;
-use crate::workers::WorkerId;
+use super::Caller;
+use crate::record::End;
 
-pub(super) struct GatewayHop {
-    pub(super) original: SocketAddr,
-    pub(super) tunnel: SocketAddr,
-    pub(super) authority: Authority,
-    pub(super) expected: Arc<[SpiffeId]>,
-    pub(super) gateway: Arc<Workload>,
-    pub(super) expected_behind: Arc<[SpiffeId]>,
-    pub(super) service: Arc<Service>,
-}
-
-pub(super) async fn through_gateway(
-    pod: &PodProxy,
-    worker: WorkerId,
-    client: TcpStream,
-    peer: SocketAddr,
-    source: &Workload,
-    hop: GatewayHop,
-) {
-    let GatewayHop {
-        original,
-        tunnel,
-        authority,
-        expected,
-        gateway,
-        expected_behind,
-        service,
-    } = hop;
-    let view = ConnectionView {
-        src: peer,
-        original_dst: Some(original.to_string().into()),
-        actual_dst: tunnel.to_string().into(),
-        protocol: "DOUBLEHBONE",
-        verdict: None,
-    };
-    let tracked = pod.connections.track(worker, None, view);
-    let asked: Arc<str> = authority.to_string().into();
-    let open_record = |destination: End| -> Record {
-        pod.shared.recorder.open(
-            worker,
-            Opening {
-                labels: labels(source, destination, Some(&service), Security::MutualTls),
-                source: peer,
-                destination: tunnel,
-                authority: Some(Arc::clone(&asked)),
-            },
-        )
-    };
-    let to_gateway = request(authority, source, peer, Some(&service));
+/// Opens both tunnels, and says who answers at the far end.
+pub(super) async fn open(
+    caller: &Caller<'_>,
+    key: &PoolKey,
+    dial: &dyn Dial,
+    to_gateway: ConnectRequest,
+    expected_behind: Arc<[SpiffeId]>,
+) -> Result<(Stream, End), OpenError> {
     let behind = Behind {
         expected: expected_behind,
         to_destination: ConnectRequest {
-            network: Some(pod.shared.settings.network.to_string()),
+            network: Some(caller.pod.shared.settings.network.to_string()),
             ..to_gateway.clone()
         },
         to_gateway,
     };
-    let key = PoolKey {
-        source: source.identity.clone(),
-        destination: expected,
-        address: tunnel,
-        source_ip: peer.ip(),
-    };
+    let pool = caller.pod.pool(caller.worker);
     // Boxed: large, and over soon, while the relay lives for days.
-    let opened = Box::pin(pod.pool(worker).open_behind(&key, &FromPod(pod), behind)).await;
-    match opened {
-        Ok((stream, info)) => {
-            let record = open_record(destination(info));
-            let outcome = stream.relay(client, record.meter(), tracked.stop()).await;
-            record.close(result_of(outcome.end));
-        }
-        Err(error) => {
-            let gateway = End::of(&gateway).with_principal(Some(gateway.identity.clone()));
-            fail(client, open_record(gateway), Failure::Tunnel(error));
-        }
-    }
+    let opened = Box::pin(pool.open_behind(key, dial, behind)).await;
+    opened.map(|(stream, info)| (stream, destination(info)))
 }
 
 /// The other end, as it has proven and described itself.

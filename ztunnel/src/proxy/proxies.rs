@@ -133,8 +133,12 @@ impl Proxies {
     pub async fn cut_all(&self) {
         const LAST_MOMENT: Duration = Duration::from_secs(1);
         let pods: Vec<_> = self.running.lock().values().cloned().collect();
+        // All are told before the first tunnel breaks, so that both ends on this node know why.
         for pod in &pods {
             pod.stop_accepting();
+            pod.cut.cancel();
+        }
+        for pod in &pods {
             pod.cut_open();
         }
         let all_closed = async {

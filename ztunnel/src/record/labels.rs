@@ -153,6 +153,17 @@ pub struct Labels {
 }
 
 impl Labels {
+    /// Whether both count into the same series.
+    pub(super) fn count_as(&self, other: &Self) -> bool {
+        let series = |labels: &Self| {
+            let mut labels = labels.clone();
+            labels.source.pod = Arc::default();
+            labels.destination.pod = Arc::default();
+            labels
+        };
+        series(self) == series(other)
+    }
+
     /// In Istio's names, always in this order. Pod names are no labels: there are too many of them.
     pub(super) fn with_flag<T>(
         &self,

@@ -24,7 +24,9 @@ pub(super) fn through_gateway(
     rng: &mut impl Rng,
 ) -> Result<Route, Refusal> {
     let Upstream {
-        workload, service, ..
+        workload,
+        port,
+        service,
     } = upstream;
     let network = || Arc::clone(&workload.network);
     let Some(reference) = &workload.network_gateway else {
@@ -47,14 +49,7 @@ pub(super) fn through_gateway(
         });
     }
     let role = Role::NetworkGateway;
-    let hop = resolve(
-        store,
-        reference,
-        connection.source,
-        PortRule::Defined,
-        role,
-        rng,
-    )?;
+    let hop = resolve(store, reference, connection, PortRule::Defined, role, rng)?;
     let family = match &reference.destination {
         GatewayDestination::Hostname(_) => connection.destination.ip(),
         GatewayDestination::Address(address) => address.address,
@@ -70,6 +65,7 @@ pub(super) fn through_gateway(
         gateway: hop.workload,
         expected_behind: answering.subject_alt_names.iter().cloned().collect(),
         workload,
+        port,
         service: Arc::clone(meant),
     })
 }

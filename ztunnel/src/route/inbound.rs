@@ -9,7 +9,7 @@ use http::StatusCode;
 use mesh::workload::ApplicationProtocol;
 use mesh::{Found, GatewayAddress, Service, Store, Workload, balance};
 
-use super::{Feature, backs, is_own_port, referenced};
+use super::{backs, is_own_port, referenced};
 
 /// Why a tunnelled connection is not served.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -36,9 +36,9 @@ pub enum InboundRefusal {
     /// It would come back to this proxy.
     #[error("port {0} is a port of this pod's own proxy")]
     Loop(u16),
-    /// It takes something that this version does not do.
-    #[error("the workload needs {0}, which is not supported yet")]
-    Unsupported(Feature),
+    /// What is handed to the application must name an address, and the service has none.
+    #[error("service {0:?} has no address, which the workload's application tunnel needs")]
+    NoVip(String),
 }
 
 impl InboundRefusal {
@@ -46,7 +46,7 @@ impl InboundRefusal {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::NotOurs { .. } => StatusCode::BAD_REQUEST,
-            Self::UnknownHost(_) | Self::NoPort { .. } | Self::Loop(_) | Self::Unsupported(_) => {
+            Self::UnknownHost(_) | Self::NoPort { .. } | Self::Loop(_) | Self::NoVip(_) => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
         }
@@ -102,9 +102,20 @@ pub struct NextHop {
     pub destination: SocketAddr,
     /// The services that it may have been meant for.
     pub services: Vec<Arc<Service>>,
+    /// What the application is told before the connection's own bytes, if it wants to be told.
+    pub announced: Option<Announced>,
 }
 
-/// Decides where an accepted connection goes.
+/// Where a connection was meant to go, for an application that takes those of others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Announced {
+    /// The address that was asked for, or one of the service's.
+    pub destination: SocketAddr,
+    /// The service's host name, if it is known which one was meant.
+    pub service: Option<Arc<str>>,
+}
+
+/// Decides where an accepted connection goes. `network` is that of this proxy.
 ///
 /// # Errors
 /// Says why it cannot go anywhere.
@@ -112,6 +123,7 @@ pub fn next_hop(
     store: &Store,
     local: &Workload,
     reached: IpAddr,
+    network: &str,
     authority: &Authority,
 ) -> Result<NextHop, InboundRefusal> {
     let (port, services) = match authority {
@@ -131,16 +143,44 @@ pub fn next_hop(
     if is_own_port(port) {
         return Err(InboundRefusal::Loop(port));
     }
-    let port = match local.application_tunnel {
-        Some(tunnel) if tunnel.protocol == ApplicationProtocol::Proxy => {
-            return Err(InboundRefusal::Unsupported(Feature::ProxyProtocol));
-        }
-        Some(tunnel) => tunnel.port.unwrap_or(port),
-        None => port,
-    };
-    Ok(NextHop {
+    let mut hop = NextHop {
         destination: SocketAddr::new(reached.to_canonical(), port),
         services,
+        announced: None,
+    };
+    if let Some(tunnel) = local.application_tunnel {
+        let announced = match authority {
+            Authority::Addr(asked) => Announced {
+                destination: *asked,
+                service: store
+                    .service_by_vip(network, asked.ip(), None)
+                    .map(|service| service.hostname.clone()),
+            },
+            Authority::Host(host, port) => hop
+                .services
+                .first()
+                .and_then(|service| announced(service, network, *port))
+                .ok_or_else(|| InboundRefusal::NoVip(host.clone()))?,
+        };
+        let port = tunnel.port.unwrap_or(port);
+        if is_own_port(port) {
+            return Err(InboundRefusal::Loop(port));
+        }
+        hop.destination.set_port(port);
+        hop.announced = (tunnel.protocol == ApplicationProtocol::Proxy).then_some(announced);
+    }
+    Ok(hop)
+}
+
+/// A service by one of its addresses: of this network if it has one here, IPv4 before IPv6.
+fn announced(service: &Service, network: &str, port: u16) -> Option<Announced> {
+    let vip = service
+        .vips
+        .iter()
+        .min_by_key(|vip| (*vip.network != *network, !vip.address.is_ipv4()))?;
+    Some(Announced {
+        destination: SocketAddr::new(vip.address, port),
+        service: Some(service.hostname.clone()),
     })
 }
 

@@ -3,8 +3,11 @@
 mod gateway;
 mod inbound;
 
+use std::sync::LazyLock;
+use std::time::Instant;
+
 use mesh::workload::{HealthStatus, Membership, NetworkMode};
-use mesh::{NetworkAddress, Ports};
+use mesh::{NetworkAddress, Ports, Standings};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
@@ -125,12 +128,23 @@ fn server() -> Workload {
     backing(pod("server", &["10.0.0.2"]), SERVICE, &[(80, 8080)])
 }
 
+/// What a node knows of endpoints that has just started.
+fn unseen() -> Seen<'static> {
+    static NOTHING: LazyLock<Standings> = LazyLock::new(Standings::default);
+    Seen {
+        standings: &NOTHING,
+        tried: &[],
+        now: Instant::now(),
+    }
+}
+
 fn routed(mesh: &Mesh, source: &Workload, destination: &str) -> Route {
     let connection = Outbound {
         source,
         source_ip: source.addresses[0],
         destination: destination.parse().unwrap(),
         network: "",
+        seen: unseen(),
     };
     route(&mesh.0, connection, &mut StdRng::seed_from_u64(3))
 }
@@ -185,6 +199,7 @@ fn line(route: &Route) -> String {
             gateway,
             expected_behind,
             workload,
+            port: _,
             service,
         } => format!(
             "gateway {tunnel} of {} ({}) asks {authority} of {} ({}){}",
@@ -485,6 +500,7 @@ fn a_weighted_waypoint_is_drawn_for_each_connection() {
         source_ip: client.addresses[0],
         destination: "10.96.0.2:80".parse().unwrap(),
         network: "",
+        seen: unseen(),
     };
     let drawn = (0..1000).filter(|_| {
         let line = line(&route(&mesh.0, connection, &mut rng));

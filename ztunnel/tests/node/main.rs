@@ -15,5 +15,6 @@ mod control_plane;
 mod harness;
 
 mod policy;
+mod resilience;
 mod robustness;
 mod tunnel;

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
+use proptest::prelude::*;
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
 use super::*;
 use crate::address::{GatewayAddress, NamespacedHostname, Ports};
 use crate::service::IpFamilies;
+use crate::standing::Standings;
 use crate::workload::{ApplicationProtocol, ApplicationTunnel, Locality, Membership};
 
 const HOST: &str = "cart.shop.svc.cluster.local";
@@ -54,13 +57,44 @@ fn store(service: Service, endpoints: Vec<Workload>) -> (Store, Arc<Service>) {
     (store, service)
 }
 
+/// Picks for port 80 as a node would that has seen nothing of the endpoints.
+fn pick_unseen(
+    store: &Store,
+    service: &Arc<Service>,
+    source: &Workload,
+    port: u16,
+    rng: &mut StdRng,
+) -> Result<Upstream, NoEndpoint> {
+    let seen = Seen {
+        standings: &Standings::default(),
+        tried: &[],
+        now: Instant::now(),
+    };
+    pick(store, service, source, port, PortRule::Defined, seen, rng)
+}
+
 /// How often each endpoint is picked in a thousand tries.
 fn picks(service: Service, source: &Workload, endpoints: Vec<Workload>) -> BTreeMap<String, u32> {
+    picks_by(&Standings::default(), service, source, endpoints)
+}
+
+fn picks_by(
+    standings: &Standings,
+    service: Service,
+    source: &Workload,
+    endpoints: Vec<Workload>,
+) -> BTreeMap<String, u32> {
     let (store, service) = store(service, endpoints);
     let mut rng = StdRng::seed_from_u64(7);
     let mut picks = BTreeMap::new();
+    let seen = Seen {
+        standings,
+        tried: &[],
+        now: Instant::now(),
+    };
     for _ in 0..1000 {
-        let upstream = pick(&store, &service, source, 80, PortRule::Defined, &mut rng).unwrap();
+        let rule = PortRule::Defined;
+        let upstream = pick(&store, &service, source, 80, rule, seen, &mut rng).unwrap();
         *picks.entry(upstream.workload.uid.to_string()).or_default() += 1;
     }
     picks
@@ -74,7 +108,7 @@ fn refusal(service: Service, endpoints: Vec<Workload>, port: u16) -> NoEndpoint 
     let (store, service) = store(service, endpoints);
     let source = workload("source", "10.0.0.9");
     let mut rng = StdRng::seed_from_u64(7);
-    pick(&store, &service, &source, port, PortRule::Defined, &mut rng).unwrap_err()
+    pick_unseen(&store, &service, &source, port, &mut rng).unwrap_err()
 }
 
 fn balanced(mode: Mode, scopes: &[Scope]) -> Service {
@@ -99,6 +133,166 @@ fn endpoints_are_drawn_by_capacity() {
     assert!((650..850).contains(&picks["a"]), "{picks:?}");
     assert!((150..350).contains(&picks["b"]), "{picks:?}");
     assert!(!picks.contains_key("c"));
+}
+
+/// An endpoint as the balancer of the test's service knows it.
+fn known(uid: &str) -> Endpoint {
+    Endpoint {
+        workload: uid.into(),
+        port: 8080,
+    }
+}
+
+fn failing(uids: &[&str]) -> Standings {
+    let mut standings = Standings::default();
+    for uid in uids {
+        standings.failed(&known(uid), Instant::now());
+    }
+    standings
+}
+
+#[test]
+fn what_fails_is_avoided_until_everything_does() {
+    let source = workload("source", "10.0.0.9");
+    let check = |out: &[&str], expected: &[&str]| {
+        let endpoints = ["a", "b", "c"].map(|uid| workload(uid, "10.0.0.1")).into();
+        let picks = picks_by(&failing(out), service(), &source, endpoints);
+        let picked: Vec<_> = picks.into_keys().collect();
+        assert_eq!(picked, expected, "while {out:?} are out");
+    };
+    check(&[], &["a", "b", "c"]);
+    check(&["b"], &["a", "c"]);
+    check(&["a", "b"], &["c"]);
+    check(&["a", "b", "c"], &["a", "b", "c"]);
+    check(&["somebody else"], &["a", "b", "c"]);
+}
+
+#[test]
+fn an_endpoint_without_capacity_is_no_way_out() {
+    let source = workload("source", "10.0.0.9");
+    let idle = Workload {
+        capacity: 0,
+        ..workload("idle", "10.0.0.1")
+    };
+    let endpoints = vec![workload("a", "10.0.0.1"), idle];
+    let picks = picks_by(&failing(&["a"]), service(), &source, endpoints);
+    assert_eq!(picks.into_keys().collect::<Vec<_>>(), ["a"]);
+}
+
+#[test]
+fn failover_leaves_a_locality_whose_endpoints_fail_and_strict_does_not() {
+    let source = placed("source", "n/r/z/1");
+    let check = |mode, out: &[&str], expected: &[&str]| {
+        let places = [
+            ("near", "n/r/z/1"),
+            ("near2", "n/r/z/2"),
+            ("far", "n/q/y/1"),
+        ];
+        let endpoints = places.map(|(uid, place)| placed(uid, place)).into();
+        let service = balanced(mode, &[Scope::Region, Scope::Zone]);
+        let picks = picks_by(&failing(out), service, &source, endpoints);
+        let picked: Vec<_> = picks.into_keys().collect();
+        assert_eq!(picked, expected, "{mode:?} while {out:?} are out");
+    };
+    check(Mode::Failover, &[], &["near", "near2"]);
+    check(Mode::Failover, &["near"], &["near2"]);
+    check(Mode::Failover, &["near", "near2"], &["far"]);
+    check(
+        Mode::Failover,
+        &["near", "near2", "far"],
+        &["near", "near2"],
+    );
+    check(Mode::Strict, &["near", "near2"], &["near", "near2"]);
+}
+
+#[test]
+fn a_connection_never_tries_an_endpoint_twice() {
+    let endpoints = ["a", "b"].map(|uid| workload(uid, "10.0.0.1")).into();
+    let (store, service) = store(service(), endpoints);
+    let source = workload("source", "10.0.0.9");
+    let mut rng = StdRng::seed_from_u64(7);
+    let mut tried = Vec::new();
+    let standings = Standings::default();
+    let mut next = |tried: &[Endpoint]| {
+        let seen = Seen {
+            standings: &standings,
+            tried,
+            now: Instant::now(),
+        };
+        let rule = PortRule::Defined;
+        pick(&store, &service, &source, 80, rule, seen, &mut rng)
+    };
+    for _ in 0..2 {
+        let upstream = next(&tried).unwrap();
+        let endpoint = known(&upstream.workload.uid);
+        assert!(!tried.contains(&endpoint));
+        tried.push(endpoint);
+    }
+    assert_eq!(next(&tried).unwrap_err(), NoEndpoint::AllTried);
+}
+
+proptest! {
+    /// Connections that stay open spread over the endpoints by capacity, whatever the capacities are.
+    #[test]
+    fn open_connections_spread_by_capacity(
+        capacities in prop::collection::vec(0..5_u32, 2..6),
+        seed in any::<u64>(),
+    ) {
+        prop_assume!(capacities.iter().any(|capacity| *capacity > 0));
+        let endpoints = capacities.iter().enumerate().map(|(place, capacity)| Workload {
+            capacity: *capacity,
+            ..workload(&place.to_string(), "10.0.0.1")
+        });
+        let (store, service) = store(service(), endpoints.collect());
+        let source = workload("source", "10.0.0.9");
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut standings = Standings::default();
+        let now = Instant::now();
+        let total: u32 = capacities.iter().sum();
+        for _ in 0..total * 40 {
+            let seen = Seen { standings: &standings, tried: &[], now };
+            let rule = PortRule::Defined;
+            let upstream = pick(&store, &service, &source, 80, rule, seen, &mut rng).unwrap();
+            standings.began(&known(&upstream.workload.uid), now);
+        }
+        for (place, capacity) in capacities.iter().enumerate() {
+            let load = standings.load(&known(&place.to_string()));
+            let fair = capacity * 40;
+            prop_assert!(
+                load.abs_diff(fair) <= 12,
+                "{capacities:?}: endpoint {place} carries {load} instead of about {fair}"
+            );
+        }
+    }
+
+    /// Of two endpoints the busier one for its capacity is never taken.
+    #[test]
+    fn the_less_loaded_of_two_is_taken(
+        capacity in 1..9_u32,
+        other_capacity in 1..9_u32,
+        load in 0..20_u32,
+        other_load in 0..20_u32,
+        seed in any::<u64>(),
+    ) {
+        let endpoints = [("a", capacity), ("b", other_capacity)]
+            .map(|(uid, capacity)| Workload { capacity, ..workload(uid, "10.0.0.1") });
+        let (store, service) = store(service(), endpoints.into());
+        let mut standings = Standings::default();
+        let now = Instant::now() + Duration::from_secs(1);
+        for (uid, load) in [("a", load), ("b", other_load)] {
+            (0..load).for_each(|_| standings.began(&known(uid), now));
+        }
+        let seen = Seen { standings: &standings, tried: &[], now };
+        let source = workload("source", "10.0.0.9");
+        let mut rng = StdRng::seed_from_u64(seed);
+        let rule = PortRule::Defined;
+        let picked = pick(&store, &service, &source, 80, rule, seen, &mut rng).unwrap();
+        let (a, b) = (load * other_capacity, other_load * capacity);
+        match &*picked.workload.uid {
+            "a" => prop_assert!(a <= b),
+            _ => prop_assert!(b <= a),
+        }
+    }
 }
 
 #[test]
@@ -176,7 +370,7 @@ fn strict_uses_only_endpoints_that_share_everything() {
     let far = vec![placed("one", "n/r/y/1")];
     let (store, service) = store(balanced(Mode::Strict, &scopes), far);
     let mut rng = StdRng::seed_from_u64(7);
-    let none = pick(&store, &service, &source, 80, PortRule::Defined, &mut rng).unwrap_err();
+    let none = pick_unseen(&store, &service, &source, 80, &mut rng).unwrap_err();
     assert_eq!(none, NoEndpoint::Locality);
 }
 
@@ -189,9 +383,8 @@ fn a_change_of_health_policy_brings_kept_endpoints_back() {
     let (mut store, strict) = store(service(), vec![sick]);
     let source = workload("source", "10.0.0.9");
     let mut rng = StdRng::seed_from_u64(7);
-    let mut try_pick = |store: &Store, service: &Arc<Service>| {
-        pick(store, service, &source, 80, PortRule::Defined, &mut rng)
-    };
+    let mut try_pick =
+        |store: &Store, service: &Arc<Service>| pick_unseen(store, service, &source, 80, &mut rng);
     assert_eq!(
         try_pick(&store, &strict).unwrap_err(),
         NoEndpoint::NoneReady(1)

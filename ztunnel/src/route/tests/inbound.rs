@@ -95,7 +95,7 @@ fn an_application_that_tunnels_itself_accepts_anything() {
 #[track_caller]
 fn check_hop(local: &Workload, asked: &str, expected: &str) {
     let mesh = Mesh::of([local.clone()]).with(cart());
-    let hop = next_hop(&mesh.0, local, ip("10.0.0.2"), &authority(asked));
+    let hop = next_hop(&mesh.0, local, ip("10.0.0.2"), "", &authority(asked));
     let line = match hop {
         Ok(hop) => {
             let services: Vec<_> = hop
@@ -150,22 +150,122 @@ fn the_proxys_own_ports_are_no_next_hop() {
     }
 }
 
-#[test]
-fn an_application_tunnel_moves_the_port_and_proxy_protocol_is_refused() {
-    let tunnelled = |protocol| Workload {
-        application_tunnel: Some(ApplicationTunnel {
-            protocol,
-            port: Some(15088),
-        }),
+fn tunnelled(protocol: ApplicationProtocol, port: Option<u16>) -> Workload {
+    Workload {
+        application_tunnel: Some(ApplicationTunnel { protocol, port }),
         ..server()
+    }
+}
+
+#[test]
+fn an_application_tunnel_moves_the_port() {
+    for protocol in [ApplicationProtocol::None, ApplicationProtocol::Proxy] {
+        let moved = "10.0.0.2:15088 cart.shop.svc.cluster.local";
+        let local = tunnelled(protocol, Some(15088));
+        check_hop(&local, "10.0.0.2:80", moved);
+        check_hop(&local, "cart.shop.svc.cluster.local:80", moved);
+        let own = "10.0.0.2:8080 cart.shop.svc.cluster.local";
+        let local = tunnelled(protocol, None);
+        check_hop(&local, "cart.shop.svc.cluster.local:80", own);
+        let local = tunnelled(protocol, Some(15008));
+        let back = "port 15008 is a port of this pod's own proxy";
+        check_hop(&local, "10.0.0.2:80", back);
+    }
+}
+
+/// What the application of a waypoint is told of a connection, as text.
+#[track_caller]
+fn check_announced(services: &[Service], asked: &str, expected: &str) {
+    let local = tunnelled(ApplicationProtocol::Proxy, Some(15088));
+    let mut mesh = Mesh::of([local.clone()]);
+    for service in services {
+        mesh = mesh.with(service.clone());
+    }
+    let hop = next_hop(&mesh.0, &local, ip("10.0.0.2"), "here", &authority(asked));
+    let line = match hop.map(|hop| hop.announced) {
+        Ok(Some(announced)) => {
+            let service = announced.service.as_deref().unwrap_or("none");
+            format!("{} for {service}", announced.destination)
+        }
+        Ok(None) => "nothing".into(),
+        Err(refusal) => {
+            assert_eq!(refusal.status(), 503);
+            refusal.to_string()
+        }
     };
-    let moved = "10.0.0.2:15088 cart.shop.svc.cluster.local";
-    check_hop(&tunnelled(ApplicationProtocol::None), "10.0.0.2:80", moved);
-    check_hop(
-        &tunnelled(ApplicationProtocol::Proxy),
-        "10.0.0.2:80",
-        "the workload needs an application tunnel with PROXY protocol, which is not supported yet",
+    assert_eq!(line, expected);
+}
+
+fn with_vips(vips: &[(&str, &str)]) -> Service {
+    let vips = vips.iter().map(|(network, address)| NetworkAddress {
+        network: (*network).into(),
+        address: ip(address),
+    });
+    Service {
+        vips: vips.collect(),
+        ..cart()
+    }
+}
+
+#[test]
+fn an_address_is_announced_as_it_was_asked_for_with_the_service_it_belongs_to() {
+    let cart = with_vips(&[("here", "10.96.0.2")]);
+    let services = std::slice::from_ref(&cart);
+    check_announced(
+        services,
+        "10.96.0.2:80",
+        "10.96.0.2:80 for cart.shop.svc.cluster.local",
     );
+    check_announced(services, "[fd00::9]:81", "[fd00::9]:81 for none");
+    let elsewhere = with_vips(&[("elsewhere", "10.96.0.2")]);
+    check_announced(&[elsewhere], "10.96.0.2:80", "10.96.0.2:80 for none");
+}
+
+#[test]
+fn a_host_name_is_announced_by_an_address_of_this_network_first_and_of_ipv4_first() {
+    let all = [
+        ("elsewhere", "fd96::3"),
+        ("elsewhere", "10.96.0.3"),
+        ("here", "fd96::2"),
+        ("here", "10.96.0.2"),
+    ];
+    let expected = ["10.96.0.2", "[fd96::2]", "10.96.0.3", "[fd96::3]"];
+    for (left, first) in (1..=4).rev().zip(expected) {
+        check_announced(
+            &[with_vips(&all[..left])],
+            "cart.shop.svc.cluster.local:80",
+            &format!("{first}:80 for cart.shop.svc.cluster.local"),
+        );
+    }
+}
+
+#[test]
+fn a_host_name_without_any_address_cannot_be_announced_and_is_refused() {
+    check_announced(
+        &[with_vips(&[])],
+        "cart.shop.svc.cluster.local:80",
+        "service \"cart.shop.svc.cluster.local\" has no address, which the workload's application tunnel needs",
+    );
+    // As peers do it, with any application tunnel.
+    let mesh = Mesh::of([server()]).with(with_vips(&[]));
+    let asked = authority("cart.shop.svc.cluster.local:80");
+    let local = tunnelled(ApplicationProtocol::None, None);
+    let refused = next_hop(&mesh.0, &local, ip("10.0.0.2"), "here", &asked);
+    assert!(
+        matches!(refused, Err(InboundRefusal::NoVip(_))),
+        "{refused:?}"
+    );
+    assert!(next_hop(&mesh.0, &server(), ip("10.0.0.2"), "here", &asked).is_ok());
+}
+
+#[test]
+fn an_application_that_does_not_ask_is_told_nothing() {
+    let mesh = Mesh::of([]).with(cart());
+    for local in [server(), tunnelled(ApplicationProtocol::None, Some(15088))] {
+        let asked = authority("10.96.0.2:80");
+        let hop = next_hop(&mesh.0, &local, ip("10.0.0.2"), "", &asked).unwrap();
+        assert_eq!(hop.announced, None);
+    }
 }
 
 #[test]
