@@ -6,6 +6,7 @@
 //! and `ejectedEndpoints`, those that are avoided because they fail to connect.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -19,6 +20,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::connections::ConnectionsView;
+use crate::dns::Resolver;
 use crate::endpoints::{EjectedView, Endpoints};
 use crate::mesh_state::MeshState;
 use crate::pods::PodInfo;
@@ -42,6 +44,7 @@ pub struct Shown {
     pub proxies: Arc<Proxies>,
     pub recorder: Arc<Recorder>,
     pub endpoints: Arc<Endpoints>,
+    pub resolver: Option<Arc<Resolver>>,
     pub config: Arc<BTreeMap<String, String>>,
     pub istio_version: Arc<str>,
 }
@@ -86,6 +89,8 @@ struct ConfigDump<'a> {
     config: BTreeMap<String, &'a str>,
     certificates: Vec<CertificateDump>,
     workload_state: BTreeMap<String, PodDump>,
+    /// Where the names go that the mesh has nothing to say to; nothing where DNS is not served.
+    dns_upstreams: Option<Vec<SocketAddr>>,
     refusals: Vec<RefusalEntry>,
     ejected_endpoints: Vec<EjectedView>,
 }
@@ -173,6 +178,7 @@ fn config_dump(shown: &Shown) -> AdminResponse {
             .collect(),
         certificates,
         workload_state: workload_state.collect(),
+        dns_upstreams: shown.resolver.as_ref().map(|it| it.upstreams.servers()),
         refusals: shown.recorder.refusals().latest(),
         ejected_endpoints: shown.endpoints.ejected(),
     })

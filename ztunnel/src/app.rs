@@ -6,7 +6,7 @@
 //!
 //!  control plane ─► xds_handlers ─► mesh_state ──────────────► route, authorize
 //!  CA            ─► certificates ────────────────────────────► tunnels
-//!  node agent    ─► zds_client ─► pods ─► proxy ─ listeners ─► outbound, inbound, passthrough ─► record
+//!  node agent    ─► zds_client ─► pods ─► proxy ─ listeners ─► outbound, inbound, passthrough, dns ─► record
 //! ```
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -30,6 +30,7 @@ use tracing::{info, warn};
 
 use crate::admin::{self, Shown};
 use crate::config::{Config, Endpoint, Local, Ports, Root, Token};
+use crate::dns::Resolver;
 use crate::endpoints::Endpoints;
 use crate::mesh_state::MeshState;
 use crate::node::node;
@@ -67,12 +68,21 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
     let workers = Workers::start(config.workers)?;
     let recorder = Recorder::new(metrics.clone(), workers.count());
     let endpoints = Endpoints::new(&metrics);
+    let resolver = config.dns.clone().map(|dns| {
+        let network = Arc::clone(&config.node.network);
+        Resolver::new(dns, network, config.inpod.ipv6, metrics.clone())
+    });
+    if let Some(resolver) = &resolver {
+        let upstreams = Arc::clone(&resolver.upstreams);
+        tokio::spawn(async move { upstreams.follow().await });
+    }
     let shared = Arc::new(Shared {
         mesh: Arc::clone(&mesh),
         certificates: certificates.clone(),
         recorder: Arc::clone(&recorder),
         endpoints: Arc::clone(&endpoints),
         workers,
+        resolver: resolver.clone(),
         settings: Settings {
             network: Arc::clone(&config.node.network),
             inpod: config.inpod.clone(),
@@ -90,6 +100,7 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
         proxies: Arc::clone(&proxies),
         recorder,
         endpoints,
+        resolver,
         config: Arc::new(config.effective.clone()),
         istio_version: config.node.istio_version.as_str().into(),
     };

@@ -5,6 +5,7 @@
 //! Out: one struct per component, or the list of all mistakes found, each naming its variable. Nothing else in the
 //! process reads the environment, and no component sees the whole.
 
+mod dns;
 mod parse;
 mod proxy_config;
 mod read;
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use self::dns::{Dns, DnsListen};
 use self::parse::Reader;
 use self::proxy_config::ProxyConfig;
 pub use self::variables::{REFUSED, VARIABLES};
@@ -39,6 +41,8 @@ pub struct Config {
     pub secret_ttl: Duration,
     pub local: Option<Local>,
     pub inpod: InPod,
+    /// None: pods' DNS is not served.
+    pub dns: Option<Dns>,
     pub tcp: Tcp,
     pub hbone: hbone::Config,
     pub baggage: Baggage,
@@ -225,6 +229,7 @@ impl Config {
         let node = read::node(&mut reader, &proxy_config);
         let xds = read::xds(&mut reader, &proxy_config);
         let ca = read::ca(&mut reader);
+        let dns = dns::dns(&mut reader, &node.metadata);
         let config = Self {
             node,
             xds,
@@ -233,6 +238,7 @@ impl Config {
             secret_ttl: reader.duration("SECRET_TTL"),
             local,
             inpod: read::inpod(&mut reader),
+            dns,
             tcp: read::tcp(&mut reader),
             hbone: read::hbone(&mut reader),
             baggage: reader.either(

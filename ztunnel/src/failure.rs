@@ -85,6 +85,8 @@ pub enum Flag {
     UnknownSource,
     /// The CONNECT request asks for what this workload doesn't serve.
     BadRequest,
+    /// A name could not be looked up.
+    Dns,
 }
 
 impl Flag {
@@ -100,6 +102,7 @@ impl Flag {
             Self::NoRoute => "NO_ROUTE",
             Self::UnknownSource => "UNKNOWN_SOURCE",
             Self::BadRequest => "BAD_REQUEST",
+            Self::Dns => "DNS",
         }
     }
 }

@@ -24,6 +24,8 @@ pub mod proxy_protocol;
 pub mod passthrough;
 pub mod relaying;
 
+pub mod dns;
+
 pub mod route;
 
 pub mod endpoints;

@@ -29,6 +29,7 @@ use tracing::{Instrument as _, debug, info_span, warn};
 pub use self::proxies::Proxies;
 use crate::config::{Baggage, DecisionLog, InPod, Ipv6, OriginalSource, PortReuse, Tcp};
 use crate::connections::Connections;
+use crate::dns::{self, Resolver};
 use crate::endpoints::Endpoints;
 use crate::failure::Failure;
 use crate::mesh_state::MeshState;
@@ -51,6 +52,8 @@ pub struct Shared {
     pub recorder: Arc<Recorder>,
     pub endpoints: Arc<Endpoints>,
     pub workers: Workers,
+    /// None: pods' DNS is not served.
+    pub resolver: Option<Arc<Resolver>>,
     pub settings: Settings,
 }
 
@@ -125,6 +128,10 @@ pub struct PodProxy {
 
 impl PodProxy {
     fn start(pod: &Pod<Netns>, shared: &Arc<Shared>) -> Result<Arc<Self>, StartError> {
+        let dns = match &shared.resolver {
+            Some(resolver) => Some((resolver, listen_for_dns(pod, shared, resolver)?)),
+            None => None,
+        };
         let mut listeners = Vec::new();
         let mut transparent = TransparentState::On;
         for entrance in Entrance::ALL {
@@ -162,6 +169,9 @@ impl PodProxy {
                 proxy.home,
                 proxy.tasks.track_future(accepting.instrument(span)),
             );
+        }
+        if let Some((resolver, listeners)) = dns {
+            dns::serve(&proxy, resolver, listeners);
         }
         Ok(proxy)
     }
@@ -257,6 +267,24 @@ impl PodProxy {
 
     pub fn drain_signal(&self) -> DrainSignal {
         self.drain.subscribe()
+    }
+
+    /// Runs a task on the home worker: a drain waits for it, a cut ends it.
+    pub fn spawn(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
+        let proxy = Arc::clone(self);
+        let task = async move { proxy.until_cut(work).await };
+        self.shared
+            .workers
+            .spawn(self.home, self.tasks.track_future(task));
+    }
+
+    /// Does the work unless the pod's connections are cut meanwhile.
+    pub async fn until_cut(&self, work: impl Future<Output = ()>) {
+        tokio::select! {
+            biased;
+            () = self.cut.cancelled() => {}
+            () = work => {}
+        }
     }
 
     /// Keeps a drain waiting for as long as it is held.
@@ -406,6 +434,18 @@ impl PodProxy {
             pool.abort();
         }
     }
+}
+
+fn listen_for_dns(
+    pod: &Pod<Netns>,
+    shared: &Shared,
+    resolver: &Resolver,
+) -> Result<dns::Listeners, StartError> {
+    let listen = resolver.listen_at();
+    dns::listen(&pod.netns, listen, &shared.settings.inpod).map_err(|error| StartError {
+        port: listen.port(),
+        error,
+    })
 }
 
 fn listen_options(inpod: &InPod) -> ListenOptions {

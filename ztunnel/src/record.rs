@@ -203,6 +203,18 @@ impl Recorder {
             .push(labels.reporter, source, destination, flag, error);
     }
 
+    /// A pod's question that was not answered with what it asked for.
+    pub fn refuse_lookup(
+        &self,
+        source: SocketAddr,
+        listener: SocketAddr,
+        flag: Flag,
+        reason: String,
+    ) {
+        self.refusals
+            .push(Reporter::Source, source, listener, flag, reason);
+    }
+
     fn failed(&self, labels: &Labels, flag: Flag) -> Counter {
         labels.with_flag(flag, |labels| {
             self.metrics

@@ -6,7 +6,7 @@
 //! where it is.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -158,6 +158,40 @@ pub fn tcp_socket(
     })?
 }
 
+/// A UDP socket on one address inside a namespace, non-blocking.
+pub fn udp_at(
+    netns: &Netns,
+    address: SocketAddr,
+    mark: Option<u32>,
+    reuse_port: bool,
+) -> io::Result<UdpSocket> {
+    let socket = netns.enter(|| -> io::Result<_> {
+        let socket = udp(address.ip())?;
+        if address.is_ipv6() {
+            socket.set_only_v6(true)?;
+        }
+        if reuse_port {
+            socket.set_reuse_port(true)?;
+        }
+        if let Some(mark) = mark {
+            socket.set_mark(mark)?;
+        }
+        socket.bind(&address.into())?;
+        Ok(socket)
+    })??;
+    Ok(socket.into())
+}
+
+/// A UDP socket of a namespace, non-blocking, that speaks with `peer` alone from a port that the kernel draws.
+pub fn udp_towards(netns: &Netns, peer: SocketAddr, mark: Option<u32>) -> io::Result<UdpSocket> {
+    let socket = netns.enter(|| udp(peer.ip()))??;
+    if let Some(mark) = mark {
+        socket.set_mark(mark)?;
+    }
+    socket.connect(&peer.into())?;
+    Ok(socket.into())
+}
+
 /// The socket domain that reaches an address.
 pub fn domain_of(address: IpAddr) -> Domain {
     match address {
@@ -219,12 +253,21 @@ fn tcp(family: IpAddr) -> io::Result<Socket> {
     )
 }
 
+fn udp(family: IpAddr) -> io::Result<Socket> {
+    Socket::new(
+        domain_of(family),
+        Type::DGRAM.nonblocking().cloexec(),
+        Some(Protocol::UDP),
+    )
+}
+
 /// On Linux the IPv4 option sets the one flag that both families look at.
 fn set_transparent(socket: &Socket) -> io::Result<()> {
     socket.set_ip_transparent_v4(true)
 }
 
-fn no_ipv6(error: &io::Error) -> bool {
+/// Whether a socket could not be had because its namespace has no IPv6.
+pub fn no_ipv6(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
         Some(libc::EAFNOSUPPORT | libc::EADDRNOTAVAIL)

@@ -227,6 +227,11 @@ impl Store {
         self.services.by_host(hostname, client_namespace)
     }
 
+    /// Every service of a host name, whoever may see it, ordered by namespace.
+    pub fn services_by_host(&self, hostname: &str) -> impl Iterator<Item = &Arc<Service>> {
+        self.services.of_host(hostname)
+    }
+
     /// What an address stands for: a workload, or else a service.
     pub fn find(
         &self,

@@ -59,6 +59,11 @@ impl<'a> Reader<'a> {
         value
     }
 
+    /// As [`Self::text_or`], with the table's default.
+    pub(super) fn text_with_default(&mut self, name: &str) -> String {
+        self.text_or(name, default_of(name))
+    }
+
     /// A value that must not appear in logs and dumps.
     pub(super) fn secret(&mut self, name: &str) -> Option<String> {
         let value = self.variables.get(name).cloned();

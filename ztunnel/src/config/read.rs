@@ -45,8 +45,6 @@ pub(super) fn refuse_what_is_not_there(reader: &mut Reader<'_>) {
         "dedicated",
         "only `shared` is supported; leave it unset",
     );
-    let dns = "the DNS proxy is not supported yet; set it to false and turn DNS capture off in the node agent";
-    reader.refuse_when("ISTIO_META_DNS_CAPTURE", "true", dns);
     reader.refuse_when_set(
         "CRL_PATH",
         "certificate revocation lists are not supported yet; leave it unset",

@@ -111,12 +111,47 @@ fn what_this_build_does_not_do_is_refused_by_name() {
         ("ENABLE_PROXY", "false"),
         ("PROXY_MODE", "dedicated"),
         ("PROXY_MODE", "both"),
-        ("ISTIO_META_DNS_CAPTURE", "true"),
         ("CRL_PATH", "/crl.pem"),
         ("COMPLIANCE_POLICY", "pqc"),
     ];
     for (name, value) in cases {
         assert_eq!(mistakes(&[(name, value)]), [name], "{name}={value}");
+    }
+}
+
+#[test]
+fn dns_is_served_unless_something_else_than_true_is_said() {
+    let served = |variables: &[(&str, &str)]| config(variables).dns;
+    let dns = served(&[]).expect("is on");
+    assert_eq!(dns.listen, DnsListen::Localhost(15053));
+    assert_eq!(&*dns.cluster_domain, "cluster.local");
+    assert_eq!(dns.resolv_conf.to_str(), Some("/etc/resolv.conf"));
+    assert!(served(&[("ISTIO_META_DNS_CAPTURE", "TRUE")]).is_some());
+    for word in ["false", "FALSE", "no", ""] {
+        assert!(
+            served(&[("ISTIO_META_DNS_CAPTURE", word)]).is_none(),
+            "{word}"
+        );
+    }
+    let by_document = [("PROXY_CONFIG", "proxyMetadata: {DNS_CAPTURE: \"false\"}")];
+    assert!(served(&by_document).is_none());
+    let over_it = [by_document[0], ("ISTIO_META_DNS_CAPTURE", "true")];
+    assert!(served(&over_it).is_some());
+    let named = served(&[
+        ("CLUSTER_DOMAIN", "Corp.Example."),
+        ("PREFERED_SERVICE_NAMESPACE", "base"),
+        ("ISTIO_META_DNS_PROXY_ADDR", "127.0.0.1:5353"),
+    ])
+    .expect("is on");
+    assert_eq!(&*named.cluster_domain, "corp.example");
+    assert_eq!(named.preferred_namespace.as_deref(), Some("base"));
+    assert_eq!(named.listen.port(), 5353);
+    for (variable, value) in [
+        ("ISTIO_META_DNS_PROXY_ADDR", "somewhere"),
+        ("ISTIO_META_DNS_PROXY_ADDR", "0.0.0.0:15053"),
+        ("CLUSTER_DOMAIN", "."),
+    ] {
+        assert_eq!(mistakes(&[(variable, value)]), [variable], "{value}");
     }
 }
 

@@ -108,6 +108,31 @@ pub const VARIABLES: &[Variable] = &[
         "hand connections with a PROXY header to loopback",
     ),
     variable(
+        "ISTIO_META_DNS_CAPTURE",
+        "true",
+        "serve pods' DNS; any other word: leave it to them",
+    ),
+    variable(
+        "ISTIO_META_DNS_PROXY_ADDR",
+        "localhost:15053",
+        "where, on the pod's loopback: localhost:PORT or IP:PORT",
+    ),
+    variable(
+        "CLUSTER_DOMAIN",
+        "cluster.local",
+        "the cluster's domain, for DNS",
+    ),
+    variable(
+        "PREFERED_SERVICE_NAMESPACE",
+        "",
+        "whose service is meant where several have a name (the spelling is Istio's)",
+    ),
+    variable(
+        "RESOLV_CONF",
+        "/etc/resolv.conf",
+        "names the servers that other DNS queries go to, asked from inside the pod",
+    ),
+    variable(
         "ENABLE_RESPONSE_BAGGAGE",
         "true",
         "answer with baggage, read that of peers",
@@ -185,7 +210,6 @@ pub const VARIABLES: &[Variable] = &[
 pub const REFUSED: &[Variable] = &[
     variable("PROXY_MODE", "shared", "only shared"),
     variable("ENABLE_PROXY", "true", "only true"),
-    variable("ISTIO_META_DNS_CAPTURE", "false", "only false"),
     variable("FAKE_CA", "false", "only false"),
     variable("XDS_ON_DEMAND", "false", "only false"),
     variable("UNSTABLE_ENABLE_SOCKS5", "false", "only false"),

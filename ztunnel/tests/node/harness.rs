@@ -70,6 +70,15 @@ impl Node {
         Self::build(addresses(named_policies), policies, &[])
     }
 
+    /// As [`Self::start`], with variables of the test's own.
+    pub(crate) async fn start_with_settings(settings: &[(&str, &str)]) -> (Self, Agent) {
+        let node = Self::build(addresses(vec![]), vec![], settings);
+        let agent = node.accept_agent().await;
+        node.hand_over(&agent).await;
+        node.until_ready().await;
+        (node, agent)
+    }
+
     /// The control plane only signs certificates; all else stands in the file.
     pub(crate) async fn start_from_file(text: &str) -> Self {
         Self::build(vec![], vec![], &[("XDS_ADDRESS", ""), ("LOCAL_XDS", text)])
@@ -103,10 +112,25 @@ impl Node {
     }
 
     pub(crate) async fn accept_agent(&self) -> Agent {
-        let agent = within(self.listener.accept()).await.unwrap();
-        let hello = within(agent.recv(64)).await.unwrap();
-        assert_eq!(hello.bytes, [0x08, 0x01]);
-        Agent(agent)
+        accept(&self.listener).await
+    }
+
+    /// A second process for the same pods, as during an upgrade: elsewhere, with the mesh from a text.
+    pub(crate) async fn overlap(&self, text: &str) -> Overlap {
+        let netns = Netns::create().unwrap();
+        netns.loopback_up().unwrap();
+        let dir = TempDir::new().unwrap();
+        std::fs::write(dir.path().join("root.pem"), self.plane.root_pem()).unwrap();
+        let listener = SeqPacketListener::bind(dir.path().join("agent.sock")).unwrap();
+        let process = run_in(&netns, &dir, &[("XDS_ADDRESS", ""), ("LOCAL_XDS", text)]);
+        let agent = accept(&listener).await;
+        self.hand_over(&agent).await;
+        Overlap {
+            process,
+            _agent: agent,
+            _listener: listener,
+            _dir: dir,
+        }
     }
 
     /// Adds both pods and ends the snapshot.
@@ -217,6 +241,28 @@ impl Node {
     pub(crate) fn is_running(&mut self) -> bool {
         self.process.try_wait().unwrap().is_none()
     }
+}
+
+/// A second process and what it needs.
+pub(crate) struct Overlap {
+    process: Child,
+    _agent: Agent,
+    _listener: SeqPacketListener,
+    _dir: TempDir,
+}
+
+impl Drop for Overlap {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+async fn accept(listener: &SeqPacketListener) -> Agent {
+    let agent = within(listener.accept()).await.unwrap();
+    let hello = within(agent.recv(64)).await.unwrap();
+    assert_eq!(hello.bytes, [0x08, 0x01]);
+    Agent(agent)
 }
 
 impl Drop for Node {
@@ -398,6 +444,8 @@ fn addresses(named_policies: Vec<String>) -> Vec<Address> {
 
 fn run_in(node: &Netns, dir: &TempDir, settings: &[(&str, &str)]) -> Child {
     let path: PathBuf = dir.path().into();
+    let resolver = format!("nameserver {SERVER}\noptions timeout:1 attempts:1\n");
+    std::fs::write(path.join("resolv.conf"), resolver).unwrap();
     let log = std::fs::File::create(path.join("log")).unwrap();
     let settings: Vec<_> = settings
         .iter()
@@ -415,6 +463,7 @@ fn run_in(node: &Netns, dir: &TempDir, settings: &[(&str, &str)]) -> Child {
             .env("INPOD_UDS", path.join("agent.sock"))
             // Keeping it takes the node agent's routing rules, which are not there.
             .env("ENABLE_ORIG_SRC", "false")
+            .env("RESOLV_CONF", "resolv.conf")
             .env("RUST_LOG", "info,ztunnel=debug")
             .envs(settings)
             .current_dir(&path)

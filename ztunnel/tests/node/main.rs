@@ -14,6 +14,7 @@
 mod control_plane;
 mod harness;
 
+mod dns;
 mod policy;
 mod resilience;
 mod robustness;

@@ -171,9 +171,13 @@ impl Services {
         hostname: &str,
         client_namespace: Option<&str>,
     ) -> Option<&Arc<Service>> {
-        let hosts = self.hosts.get(hostname)?;
-        let services = hosts.iter().filter_map(|host| host.service.as_ref());
-        preferred(services, client_namespace)
+        preferred(self.of_host(hostname), client_namespace)
+    }
+
+    /// All services of a host name, ordered by namespace.
+    pub(super) fn of_host(&self, hostname: &str) -> impl Iterator<Item = &Arc<Service>> {
+        let hosts = self.hosts.get(hostname).into_iter().flatten();
+        hosts.filter_map(|host| host.service.as_ref())
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Arc<Service>, &[Arc<Workload>])> {
