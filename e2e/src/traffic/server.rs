@@ -8,11 +8,15 @@ use std::io;
 use std::net::{Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::traffic::{http, payload::Receipt};
 
@@ -70,13 +74,17 @@ impl FromStr for Service {
     }
 }
 
-#[derive(Default)]
 struct Shared {
     name: String,
     receipts: RefCell<HashMap<String, Option<String>>>,
+    closing: CancellationToken,
+    open: TaskTracker,
 }
 
-/// Serves until SIGTERM.
+/// How long conversations that are open at SIGTERM have to come to their end.
+const LAST_WORDS: Duration = Duration::from_millis(700);
+
+/// Serves until SIGTERM, then as a good application does: nobody who connected is turned away, nobody else is let in.
 pub async fn serve(name: String, services: Vec<Service>) -> Result<()> {
     let services = if services.is_empty() {
         Manner::ALL
@@ -92,16 +100,22 @@ pub async fn serve(name: String, services: Vec<Service>) -> Result<()> {
     let shared = Rc::new(Shared {
         name,
         receipts: RefCell::default(),
+        closing: CancellationToken::new(),
+        open: TaskTracker::new(),
     });
     for service in services {
         let listener = listen(service.port)
             .await
             .with_context(|| format!("cannot listen on port {}", service.port))?;
         println!("serving {:?} on port {}", service.manner, service.port);
-        tokio::task::spawn_local(accept(listener, service.manner, shared.clone()));
+        let accepting = accept(listener, service.manner, shared.clone());
+        shared.open.spawn_local(accepting);
     }
     let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
     terminate.recv().await;
+    shared.closing.cancel();
+    shared.open.close();
+    let _whoever_is_left_is_reset = timeout(LAST_WORDS, shared.open.wait()).await;
     Ok(())
 }
 
@@ -114,11 +128,17 @@ async fn listen(port: u16) -> io::Result<TcpListener> {
 
 async fn accept(listener: TcpListener, manner: Manner, shared: Rc<Shared>) {
     loop {
-        match listener.accept().await {
+        let accepted = tokio::select! {
+            biased;
+            accepted = listener.accept() => accepted,
+            () = shared.closing.cancelled() => return,
+        };
+        match accepted {
             Ok((stream, peer)) => {
                 let _nagle_stays = stream.set_nodelay(true);
+                let open = shared.open.clone();
                 let shared = shared.clone();
-                tokio::task::spawn_local(async move {
+                open.spawn_local(async move {
                     if let Err(error) = converse(stream, peer, manner, &shared).await {
                         println!("{manner:?} with {peer}: {error}");
                     }
@@ -127,7 +147,7 @@ async fn accept(listener: TcpListener, manner: Manner, shared: Rc<Shared>) {
             // Out of file descriptors, as a rule: others must close theirs first.
             Err(error) => {
                 println!("cannot accept: {error}");
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
     }
