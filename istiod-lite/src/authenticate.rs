@@ -9,6 +9,9 @@
 //! A caller is told nothing but that it was refused; the log says why.
 
 pub mod claims;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod keys;
 pub mod node;
 

@@ -11,6 +11,9 @@
 
 mod chain;
 mod csr;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod serving;
 mod store;
 

@@ -2,6 +2,9 @@
 //! One HTTP exchange with the agent over its unix socket, blocking, within a deadline. For the plugin, which lives for
 //! one question and needs no runtime for it.
 
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
+
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;

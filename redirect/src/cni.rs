@@ -6,6 +6,10 @@
 //! Kubernetes, excluded namespaces, the agent's own pod), and asks the agent about everything else. No answer means no
 //! pod: a pod that may belong to the mesh never starts outside of it.
 
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;

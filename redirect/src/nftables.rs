@@ -6,6 +6,9 @@
 //! rule, expression by expression, with what the kernel reports. Blocking; no opinion on what the rules should be.
 
 mod found;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod transaction;
 
 use std::collections::BTreeMap;

@@ -6,6 +6,10 @@
 //! belongs to the message before it, and a connection whose answer is late or malformed is closed rather than
 //! misunderstood later. Several ztunnels may be connected, as during an upgrade.
 
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::AsFd;

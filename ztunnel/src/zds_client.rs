@@ -6,6 +6,9 @@
 //! over the socket, the worst that happens is that the connection is dropped and made anew. Running proxies never depend
 //! on it.
 
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
 mod message;
 
 use std::path::PathBuf;

@@ -29,6 +29,10 @@ pub mod overlay;
 pub mod status;
 mod watch;
 
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
+
 pub use directory::Directory;
 pub use k8s_openapi;
 pub use object::{Kind, Object, ObjectKey};

@@ -81,7 +81,7 @@ impl Statement {
                 _ => Err(EXPECTED),
             })
             .collect::<Result<_, _>>()?;
-        let [_, kind, namespace, name, file] = parts[..] else {
+        let [STATUS_DIRECTORY, kind, namespace, name, file] = parts[..] else {
             return Err(EXPECTED.to_owned());
         };
         let kind = Kind::ALL

@@ -282,7 +282,7 @@ fn handshake_error(key: &PoolKey, error: io::Error) -> OpenError {
 /// A new tunnel over any byte stream, before anything drives it.
 pub(crate) struct Secured<T> {
     pub(crate) tunnel: Arc<Tunnel>,
-    pub(crate) io: TunnelIo<TlsStream<T>>,
+    pub(crate) io: TunnelIo<T>,
     pub(crate) driver: BoxFuture<'static, Result<(), TunnelError>>,
 }
 
@@ -300,7 +300,7 @@ pub(crate) async fn handshake<T>(
     io: T,
     tls: TlsConnector,
     config: &Config,
-) -> io::Result<Secured<T>>
+) -> io::Result<Secured<TlsStream<T>>>
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -308,6 +308,14 @@ where
     let (_, session) = secured.get_mut();
     session.set_buffer_limit(Some(TLS_BUFFER));
     let peer = tls::authenticated_peer(session).map_err(io::Error::other)?;
+    open(secured, peer, config).await
+}
+
+/// HTTP/2 over any byte stream.
+pub(crate) async fn open<T>(secured: T, peer: SpiffeId, config: &Config) -> io::Result<Secured<T>>
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let io = TunnelIo::new(secured);
     let (send, mut connection) = builder(config)
         .handshake::<_, Bytes>(io.clone())

@@ -40,6 +40,10 @@ mod chunks;
 mod io;
 mod keepalive;
 
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
+
 pub use client::{BoxFuture, Dial, TunnelInfo};
 pub use config::Config;
 pub use error::{BehindError, OpenError, ServeError, TunnelError, TunnelFault};

@@ -28,6 +28,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 use crate::client::TLS_BUFFER;
 use crate::config::{self, Config};
@@ -84,9 +85,57 @@ impl Server {
         let limit = self.config.handshake_timeout;
         // Boxed: large, and over soon, while what follows lives for days.
         let handshake = Box::pin(self.handshake(tcp, TlsAcceptor::from(config)));
-        let (peer, io, mut connection) = timeout(limit, handshake)
+        let (identity, opened) = timeout(limit, handshake)
             .await
             .map_err(|_| ServeError::HandshakeTimeout(limit))??;
+        let peer = Peer {
+            identity,
+            address: peer_address,
+        };
+        self.carry(opened, peer, handler, drain).await
+    }
+
+    async fn handshake(
+        &self,
+        tcp: TcpStream,
+        tls: TlsAcceptor,
+    ) -> Result<(SpiffeId, Opened<TlsStream<TcpStream>>), ServeError> {
+        let mut secured = tls.accept(tcp).await.map_err(ServeError::Handshake)?;
+        let (_, session) = secured.get_mut();
+        session.set_buffer_limit(Some(TLS_BUFFER));
+        let peer = tls::authenticated_peer(session).map_err(|error| match error {
+            tls::TlsError::NoPeerIdentity => ServeError::PeerIdentity,
+            error => ServeError::Handshake(io::Error::other(error)),
+        })?;
+        Ok((peer, self.open(secured).await?))
+    }
+
+    /// HTTP/2 over any byte stream.
+    pub(crate) async fn open<T>(&self, secured: T) -> Result<Opened<T>, ServeError>
+    where
+        T: AsyncRead + AsyncWrite + Unpin,
+    {
+        let io = TunnelIo::new(secured);
+        let connection = builder(&self.config)
+            .handshake(io.clone())
+            .await
+            .map_err(|error| ServeError::Handshake(TunnelError::from(error).into_io()))?;
+        Ok(Opened { connection, io })
+    }
+
+    /// The life of an open connection.
+    pub(crate) async fn carry<T, H>(
+        &self,
+        opened: Opened<T>,
+        peer: Peer,
+        handler: Arc<H>,
+        drain: watch::Receiver<bool>,
+    ) -> Result<(), ServeError>
+    where
+        T: AsyncRead + AsyncWrite + Unpin,
+        H: Handler,
+    {
+        let Opened { mut connection, io } = opened;
         let keepalive = Keepalive::new(connection.ping_pong(), io.pulse(), &self.config);
         io.gather();
         let mut tunnel = Tunnel {
@@ -99,12 +148,8 @@ impl Server {
         let outcome = loop {
             match poll_fn(|cx| tunnel.poll_next(cx)).await {
                 Next::Stream(request, respond) => {
-                    let identity = Peer {
-                        identity: peer.clone(),
-                        address: peer_address,
-                    };
                     tunnel.tasks.spawn(serve_stream(
-                        identity,
+                        peer.clone(),
                         *request,
                         respond,
                         Arc::clone(&handler),
@@ -132,29 +177,13 @@ impl Server {
         }
         outcome.map_err(ServeError::Tunnel)
     }
-
-    async fn handshake(
-        &self,
-        tcp: TcpStream,
-        tls: TlsAcceptor,
-    ) -> Result<(SpiffeId, Io, Connection<Io, Bytes>), ServeError> {
-        let mut secured = tls.accept(tcp).await.map_err(ServeError::Handshake)?;
-        let (_, session) = secured.get_mut();
-        session.set_buffer_limit(Some(TLS_BUFFER));
-        let peer = tls::authenticated_peer(session).map_err(|error| match error {
-            tls::TlsError::NoPeerIdentity => ServeError::PeerIdentity,
-            error => ServeError::Handshake(io::Error::other(error)),
-        })?;
-        let io = TunnelIo::new(secured);
-        let connection = builder(&self.config)
-            .handshake(io.clone())
-            .await
-            .map_err(|error| ServeError::Handshake(TunnelError::from(error).into_io()))?;
-        Ok((peer, io, connection))
-    }
 }
 
-type Io = TunnelIo<tokio_rustls::server::TlsStream<TcpStream>>;
+/// A connection whose handshakes are done.
+pub(crate) struct Opened<T> {
+    connection: Connection<TunnelIo<T>, Bytes>,
+    io: TunnelIo<T>,
+}
 
 fn builder(config: &Config) -> h2::server::Builder {
     let mut builder = h2::server::Builder::new();
@@ -236,9 +265,9 @@ fn report(ended: Result<(), tokio::task::JoinError>) {
 }
 
 #[derive(Debug, Clone)]
-struct Peer {
-    identity: SpiffeId,
-    address: Option<SocketAddr>,
+pub(crate) struct Peer {
+    pub(crate) identity: SpiffeId,
+    pub(crate) address: Option<SocketAddr>,
 }
 
 /// What has come for a stream that is not accepted yet. It is shared by the handler, which takes it when it accepts,

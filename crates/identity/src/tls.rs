@@ -6,6 +6,10 @@
 //! names, sends one, or resumes a session (a resumed session would outlive the
 //! certificate it was made with).
 
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
+
 use std::sync::{Arc, LazyLock};
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};

@@ -18,6 +18,7 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tracing::debug;
 
@@ -206,31 +207,46 @@ impl Routes {
                 let routes = Arc::clone(&routes);
                 let draining = draining.clone();
                 async move {
-                    let service = service_fn(move |request| {
-                        let routes = Arc::clone(&routes);
-                        async move { Ok::<_, Infallible>(routes.respond(request).await) }
-                    });
-                    let connection = hyper::server::conn::http1::Builder::new()
-                        .timer(TokioTimer::new())
-                        .half_close(true)
-                        .header_read_timeout(HEADER_READ_TIMEOUT)
-                        .max_buf_size(MAX_HEADER_BUFFER)
-                        .serve_connection(TokioIo::new(socket), service);
-                    tokio::pin!(connection);
-                    let result = tokio::select! {
-                        result = &mut connection => result,
-                        () = draining.requested() => {
-                            connection.as_mut().graceful_shutdown();
-                            connection.await
-                        }
-                    };
-                    if let Err(error) = result {
+                    if let Err(error) = routes.converse(socket, draining).await {
                         debug!(server = name, %peer, %error, "admin connection ended");
                     }
                 }
             },
         )
         .await
+    }
+
+    /// One connection, over any byte stream.
+    async fn converse<T>(self: Arc<Self>, socket: T, draining: DrainSignal) -> hyper::Result<()>
+    where
+        T: AsyncRead + AsyncWrite + Unpin,
+    {
+        let service = service_fn(move |request| {
+            let routes = Arc::clone(&self);
+            async move { Ok::<_, Infallible>(routes.respond(request).await) }
+        });
+        let connection = hyper::server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .half_close(true)
+            .header_read_timeout(HEADER_READ_TIMEOUT)
+            .max_buf_size(MAX_HEADER_BUFFER)
+            .serve_connection(TokioIo::new(socket), service);
+        tokio::pin!(connection);
+        tokio::select! {
+            result = &mut connection => result,
+            () = draining.requested() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        }
+    }
+
+    /// Answers what a client sends on a connection, over any byte stream.
+    #[cfg(fuzzing)]
+    #[doc(hidden)]
+    pub async fn converse_for_fuzzing<T: AsyncRead + AsyncWrite + Unpin>(self, socket: T) {
+        let (_shutdown, drain) = crate::shutdown::channel();
+        let _ = Arc::new(self).converse(socket, drain).await;
     }
 
     async fn respond(&self, request: Request<Incoming>) -> AdminResponse {

@@ -69,7 +69,7 @@ struct FileState {
 
 /// One key that we can verify with.
 #[derive(Clone, Debug)]
-struct TokenKey {
+pub(super) struct TokenKey {
     id: Option<String>,
     algorithm: Algorithm,
     key: DecodingKey,
@@ -150,7 +150,7 @@ struct KeySet {
 }
 
 /// Reads each key on its own, so that one that is odd doesn't void the set.
-fn parse(text: &str) -> Result<Vec<TokenKey>, String> {
+pub(super) fn parse(text: &str) -> Result<Vec<TokenKey>, String> {
     let set: KeySet = serde_json::from_str(text).map_err(|error| format!("not a JWKS: {error}"))?;
     let mut keys = Vec::new();
     let mut odd = Vec::new();
@@ -224,7 +224,7 @@ fn algorithm(jwk: &Jwk) -> Result<Algorithm, String> {
     }
 }
 
-fn verify(token: &str, keys: &[TokenKey]) -> Result<Claims, KeysError> {
+pub(super) fn verify(token: &str, keys: &[TokenKey]) -> Result<Claims, KeysError> {
     if token.len() > MAX_TOKEN_BYTES {
         return Err(KeysError::TooLong);
     }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use netlink_bindings::nftables;
+use netlink_bindings::utils::ErrorContext;
 use netlink_socket2::{NetlinkSocket, ReplyError};
 
 use super::{Members, NftError, comment_in, hook_number, inet};
@@ -61,8 +62,7 @@ impl Found {
         let request = nftables::Request::new().op_gettable_dump(&inet());
         let mut replies = socket.request(&request)?;
         while let Some(reply) = replies.recv() {
-            let (_, table) = reply?;
-            self.tables.entry(text(table.get_name()?)).or_default();
+            self.take_table(&reply?.1)?;
         }
         Ok(())
     }
@@ -71,23 +71,7 @@ impl Found {
         let request = nftables::Request::new().op_getchain_dump(&inet());
         let mut replies = socket.request(&request)?;
         while let Some(reply) = replies.recv() {
-            let (_, chain) = reply?;
-            let base = match chain.get_hook() {
-                Ok(hook) => Some(FoundBase {
-                    kind: text(chain.get_type()?),
-                    hook: hook.get_num()?,
-                    priority: hook.get_priority()?,
-                }),
-                Err(_) => None,
-            };
-            let table = self.tables.entry(text(chain.get_table()?)).or_default();
-            table.chains.insert(
-                text(chain.get_name()?),
-                FoundChain {
-                    base,
-                    rules: Vec::new(),
-                },
-            );
+            self.take_chain(&reply?.1)?;
         }
         Ok(())
     }
@@ -96,9 +80,7 @@ impl Found {
         let request = nftables::Request::new().op_getset_dump(&inet());
         let mut replies = socket.request(&request)?;
         while let Some(reply) = replies.recv() {
-            let (_, set) = reply?;
-            let table = self.tables.entry(text(set.get_table()?)).or_default();
-            table.sets.insert(text(set.get_name()?));
+            self.take_set(&reply?.1)?;
         }
         Ok(())
     }
@@ -107,15 +89,62 @@ impl Found {
         let request = nftables::Request::new().op_getrule_dump(&inet());
         let mut replies = socket.request(&request)?;
         while let Some(reply) = replies.recv() {
-            let (_, rule) = reply?;
-            let table = self.tables.entry(text(rule.get_table()?)).or_default();
-            let chain = table.chains.entry(text(rule.get_chain()?)).or_default();
-            let expressions = rule
-                .get_expressions()
-                .map(|list| list.get_buf().to_vec())
-                .unwrap_or_default();
-            chain.rules.push(expressions);
+            self.take_rule(&reply?.1)?;
         }
+        Ok(())
+    }
+
+    pub(super) fn take_table(
+        &mut self,
+        table: &nftables::IterableTableAttrs<'_>,
+    ) -> Result<(), ErrorContext> {
+        self.tables.entry(text(table.get_name()?)).or_default();
+        Ok(())
+    }
+
+    pub(super) fn take_chain(
+        &mut self,
+        chain: &nftables::IterableChainAttrs<'_>,
+    ) -> Result<(), ErrorContext> {
+        let base = match chain.get_hook() {
+            Ok(hook) => Some(FoundBase {
+                kind: text(chain.get_type()?),
+                hook: hook.get_num()?,
+                priority: hook.get_priority()?,
+            }),
+            Err(_) => None,
+        };
+        let table = self.tables.entry(text(chain.get_table()?)).or_default();
+        table.chains.insert(
+            text(chain.get_name()?),
+            FoundChain {
+                base,
+                rules: Vec::new(),
+            },
+        );
+        Ok(())
+    }
+
+    pub(super) fn take_set(
+        &mut self,
+        set: &nftables::IterableSetAttrs<'_>,
+    ) -> Result<(), ErrorContext> {
+        let table = self.tables.entry(text(set.get_table()?)).or_default();
+        table.sets.insert(text(set.get_name()?));
+        Ok(())
+    }
+
+    pub(super) fn take_rule(
+        &mut self,
+        rule: &nftables::IterableRuleAttrs<'_>,
+    ) -> Result<(), ErrorContext> {
+        let table = self.tables.entry(text(rule.get_table()?)).or_default();
+        let chain = table.chains.entry(text(rule.get_chain()?)).or_default();
+        let expressions = rule
+            .get_expressions()
+            .map(|list| list.get_buf().to_vec())
+            .unwrap_or_default();
+        chain.rules.push(expressions);
         Ok(())
     }
 }
@@ -131,20 +160,7 @@ pub(super) fn read_set(table: &str, set: Set) -> Result<Members, NftError> {
         let mut replies = socket.request(&request)?;
         let mut members = Members::new();
         while let Some(reply) = replies.recv() {
-            let (_, list) = reply?;
-            let Ok(elements) = list.get_elements() else {
-                continue;
-            };
-            for element in elements.get_elem() {
-                let Ok(key) = element.get_key().and_then(|key| key.get_value()) else {
-                    continue;
-                };
-                let Some(address) = address(key) else {
-                    continue;
-                };
-                let owner = element.get_userdata().map(comment_in).unwrap_or_default();
-                members.insert(address, owner);
-            }
+            take_elements(&reply?.1, &mut members);
         }
         Ok(members)
     }
@@ -152,6 +168,23 @@ pub(super) fn read_set(table: &str, set: Set) -> Result<Members, NftError> {
         doing: format!("reading set {} of table {table}", set.name),
         cause: error.to_string(),
     })
+}
+
+/// Members of another kind than addresses are none of ours.
+pub(super) fn take_elements(list: &nftables::IterableSetelemListAttrs<'_>, members: &mut Members) {
+    let Ok(elements) = list.get_elements() else {
+        return;
+    };
+    for element in elements.get_elem() {
+        let Ok(key) = element.get_key().and_then(|key| key.get_value()) else {
+            continue;
+        };
+        let Some(address) = address(key) else {
+            continue;
+        };
+        let owner = element.get_userdata().map(comment_in).unwrap_or_default();
+        members.insert(address, owner);
+    }
 }
 
 fn address(key: &[u8]) -> Option<IpAddr> {

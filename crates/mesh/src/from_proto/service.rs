@@ -20,8 +20,8 @@ pub fn service(wire: wire::Service) -> Result<Service, ConvertError> {
 }
 
 fn convert(wire: wire::Service) -> Result<Service, Fault> {
-    required("namespace", &wire.namespace)?;
-    required("hostname", &wire.hostname)?;
+    part_of_name("namespace", &wire.namespace)?;
+    part_of_name("hostname", &wire.hostname)?;
     let (vips, cidr_vips) = addresses(wire.addresses)?;
     Ok(Service {
         vips,
@@ -62,6 +62,15 @@ fn convert(wire: wire::Service) -> Result<Service, Fault> {
         namespace: wire.namespace.into(),
         hostname: wire.hostname.into(),
     })
+}
+
+/// A service is withdrawn by `namespace/hostname`: with another slash in it, it would stay for good.
+fn part_of_name(field: &str, text: &str) -> Result<(), Fault> {
+    required(field, text)?;
+    if text.contains('/') {
+        return Err(Fault::new(field, format!("{text:?} holds a slash")));
+    }
+    Ok(())
 }
 
 /// Host addresses and ranges, told apart by their prefix length.

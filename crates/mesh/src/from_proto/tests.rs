@@ -204,6 +204,20 @@ fn a_refused_service_is_named_with_its_field() {
 }
 
 #[test]
+fn a_service_that_nobody_could_withdraw_is_refused() {
+    let error = service(wire::Service {
+        hostname: "cart/shop".into(),
+        ..cart()
+    })
+    .unwrap_err()
+    .to_string();
+    assert_eq!(
+        error,
+        "Service shop/cart/shop: hostname \"cart/shop\" holds a slash"
+    );
+}
+
+#[test]
 fn addresses_of_a_service_are_hosts_or_ranges() {
     let address = |last, length| wire::NetworkAddress {
         network: "n".into(),
