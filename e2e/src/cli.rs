@@ -18,13 +18,14 @@ use crate::environment::Environment;
 use crate::handle::{Access, Lab, Start};
 use crate::lab::LabOptions;
 use crate::launch::Launch;
+use crate::link::Terms;
 use crate::namespaces::Joining;
 use crate::sniff::{Capture, Limits, Show};
 use crate::state::{StateDir, process_start};
 use crate::topology::{Node, Place};
 use crate::traffic::client::{Conversation, converse};
 use crate::traffic::server::{Service, serve};
-use crate::{binaries, lab, manifests, namespaces, peers, status, tour};
+use crate::{binaries, lab, link, manifests, namespaces, peers, status, tour};
 
 /// A real two-node ambient mesh on this machine: every node and pod is a network namespace, every program the one that
 /// a cluster runs.
@@ -96,6 +97,11 @@ enum Verb {
     },
     /// Let what `e2e kill --stay-down` ended start again
     Start { name: String },
+    /// Make the link between the nodes worse, for as long as the input is open; each line of it is new terms
+    #[command(
+        after_help = "Terms: delay=20ms,jitter=5ms,loss=1%,reorder=2%,rate=50mbit,mtu=1400,seed=7 (any of them)\nExample:\n  e2e link delay=20ms,loss=1%     (Ctrl-D gives the lab its own link back)"
+    )]
+    Link { terms: Terms },
     /// Take a node's power away and give it back: all its pods and daemons start anew
     Reboot { node: Node },
     /// End the lab
@@ -112,6 +118,8 @@ enum Verb {
     EnterLab(LabOptions),
     #[command(hide = true)]
     RunLab(LabOptions),
+    #[command(hide = true)]
+    RunLink { state: PathBuf, terms: Terms },
     #[command(hide = true)]
     Launch(Launch),
     #[command(hide = true)]
@@ -138,6 +146,9 @@ struct Up {
     /// Start without proving anything
     #[arg(long, conflicts_with = "once")]
     no_tour: bool,
+    /// Join the nodes by a worse link, as `delay=20ms,loss=1%` (see `e2e link --help`)
+    #[arg(long, value_name = "TERMS")]
+    link: Option<Terms>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -211,6 +222,20 @@ fn run(cli: Cli) -> Result<ExitCode> {
             Access::to_running(&environment, &name)?.let_start(&held)?;
             Ok(ExitCode::SUCCESS)
         }
+        Verb::Link { terms } => {
+            let state = StateDir::of_lab(&environment.state_root()?, &name)?;
+            let record = namespaces::join_lab(&state, Joining::FilesAndProcesses)?;
+            // Born among the lab's processes: whoever enters network namespaces needs a /proc that knows it.
+            let mut command = Command::new(&record.executable);
+            command
+                .arg("run-link")
+                .arg(state.root())
+                .arg(terms.to_string());
+            namespaces::run_through(command)
+        }
+        Verb::RunLink { state, terms } => {
+            link::run(&StateDir::at(state)?, &terms).map(|()| ExitCode::SUCCESS)
+        }
         Verb::Reboot { node } => {
             Access::to_running(&environment, &name)?.reboot(node)?;
             Ok(ExitCode::SUCCESS)
@@ -275,6 +300,7 @@ fn start(environment: &Environment, name: &str, up: &Up) -> Result<ExitCode> {
         keep: up.keep,
     };
     let mut lab = Lab::start(environment, &options, |line| eprintln!("  {line}"))?;
+    let _link = up.link.as_ref().map(|terms| lab.link(terms)).transpose()?;
     let proved = match up.no_tour {
         true => None,
         false => Some(tour::walk(&lab, |line| eprintln!("  {line}"))?),

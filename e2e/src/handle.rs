@@ -6,6 +6,7 @@
 
 mod access;
 mod held;
+mod link;
 mod process;
 mod sniffing;
 
@@ -19,6 +20,7 @@ use anyhow::{Context as _, Result, bail};
 
 pub use self::access::Finished;
 pub use self::held::Held;
+pub use self::link::Link;
 pub use self::process::Process;
 pub use self::sniffing::Sniffing;
 use crate::environment::Environment;

@@ -10,6 +10,7 @@
 //! - [`trial`], [`load`]: traffic in the background of a fault, and what became of it
 //! - [`tour`]: the proofs `e2e up` shows
 //! - [`lab`]: the lab's own process: daemons, kubelets, runtime
+//! - [`link`]: a worse wire between the nodes
 //! - [`traffic`]: the servers and clients that run in pods
 //! - [`sniff`], [`wire`]: what the wire carries
 //! - [`access_log`], [`telemetry`]: what the proxies say they did
@@ -23,6 +24,7 @@ pub mod handle;
 pub mod lab;
 pub mod launch;
 pub mod lifeline;
+pub mod link;
 pub mod load;
 pub mod manifests;
 pub mod namespaces;

@@ -228,7 +228,7 @@ pub fn in_namespace<T: Send + 'static>(
 }
 
 /// Talks rtnetlink with a namespace, on a thread of its own.
-fn conversation<T, W>(netns: &Netns, work: W) -> Result<T>
+pub(crate) fn conversation<T, W>(netns: &Netns, work: W) -> Result<T>
 where
     T: Send + 'static,
     W: AsyncFnOnce(Handle) -> Result<T> + Send + 'static,
@@ -247,7 +247,7 @@ where
     })
 }
 
-async fn index(link: &Handle, name: &str) -> Result<u32> {
+pub(crate) async fn index(link: &Handle, name: &str) -> Result<u32> {
     let found = link
         .link()
         .get()
@@ -289,7 +289,7 @@ async fn hardware_address(link: &Handle, name: &str) -> Result<String> {
     Ok(octets.join(":"))
 }
 
-async fn set(link: &Handle, change: LinkMessageBuilder<LinkUnspec>) -> Result<()> {
+pub(crate) async fn set(link: &Handle, change: LinkMessageBuilder<LinkUnspec>) -> Result<()> {
     link.link()
         .set(change.build())
         .execute()

@@ -21,6 +21,7 @@ use nix::sys::socket::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::link;
 use crate::network::{self, POD_BRIDGE};
 use crate::topology::Node;
 use crate::wire::{self, Packet, RST, Records, SYN};
@@ -253,7 +254,12 @@ impl Capture {
             .get(&from.ifindex())
             .cloned()
             .unwrap_or_default();
-        let Some(packet) = wire::parse(&frame[..length.min(frame.len())]) else {
+        let frame = &frame[..length.min(frame.len())];
+        let packet = match from.hatype() {
+            NO_FRAMES => wire::parse_bare(frame),
+            _ => wire::parse(frame),
+        };
+        let Some(packet) = packet else {
             return Ok(true);
         };
         if !self.is_the_place_to_look(&device, from.pkttype(), packet.source.ip()) {
@@ -279,7 +285,9 @@ impl Capture {
     /// A packet is taken where it enters the node, or where the node's own packets leave towards pods.
     fn is_the_place_to_look(&self, device: &str, packet_type: u8, source: IpAddr) -> bool {
         match packet_type {
-            TO_HOST | TO_OTHER => device.starts_with("pod") || device == network::UPLINK,
+            TO_HOST | TO_OTHER => {
+                device.starts_with("pod") || [network::UPLINK, link::DEVICE].contains(&device)
+            }
             OUTGOING => device == POD_BRIDGE && self.own.contains(&source),
             _ => false,
         }
@@ -366,6 +374,9 @@ impl Line<'_> {
         }
     }
 }
+
+/// The `sll_hatype` of devices whose packets have nothing around them (ARPHRD_NONE).
+const NO_FRAMES: u16 = 0xfffe;
 
 /// Values of `sll_pkttype`: for this host, seen as addressed to another, sent by this host.
 const TO_HOST: u8 = 0;

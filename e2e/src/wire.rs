@@ -48,6 +48,19 @@ impl Segment {
 pub fn parse(frame: &[u8]) -> Option<Packet<'_>> {
     let kind = u16::from_be_bytes(frame.get(12..14)?.try_into().ok()?);
     let packet = frame.get(14..)?;
+    parse_kind(kind, packet)
+}
+
+/// Reads a packet of a device that has no frames around them.
+pub fn parse_bare(packet: &[u8]) -> Option<Packet<'_>> {
+    match packet.first()? >> 4 {
+        4 => parse_kind(0x0800, packet),
+        6 => parse_kind(0x86dd, packet),
+        _ => None,
+    }
+}
+
+fn parse_kind(kind: u16, packet: &[u8]) -> Option<Packet<'_>> {
     match kind {
         0x0800 => parse_v4(packet),
         0x86dd => parse_v6(packet),
@@ -397,6 +410,7 @@ mod tests {
         assert_eq!(packet.destination, "10.77.2.11:15008".parse().unwrap());
         // The padding behind the packet is not part of it.
         assert_eq!(packet.payload, b"hi");
+        assert_eq!(parse_bare(&frame[14..]), Some(packet));
     }
 
     proptest! {
@@ -409,7 +423,8 @@ mod tests {
                     frame[12..14].copy_from_slice(&kind);
                     frame[14] = if kind[0] == 8 { 0x45 } else { 0x60 };
                 }
-                if let Some(packet) = parse(&frame) {
+                let bare = frame.get(14..).unwrap_or_default();
+                for packet in parse(&frame).into_iter().chain(parse_bare(bare)) {
                     records.take(packet.segment, packet.payload);
                     describe(packet.payload);
                 }

@@ -5,6 +5,7 @@
 //! - [`netns`]: hold, enter and identify a network namespace
 //! - [`socket`]: original destination, marks, transparent listeners and connectors
 //! - [`seqpacket`]: packets over a unix socket, with file descriptors
+//! - [`tun`]: a device for the links of test labs
 //!
 //! All `unsafe` code of the project lives here. The crate knows nothing of pods, policies or protocols, and none of our
 //! other crates.
@@ -13,5 +14,6 @@ pub mod contract;
 pub mod netns;
 pub mod seqpacket;
 pub mod socket;
+pub mod tun;
 
 pub use netns::{Netns, NetnsId};
