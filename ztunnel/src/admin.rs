@@ -1,34 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an operator can ask the process: what it believes, what it logs, and to end.
+//! What an operator can ask the process: what it believes, what it logs, where its time goes, and to end.
 //!
-//! In: the parts whose state is shown. Out: the routes of the admin port (15000, loopback only). The configuration dump
-//! has the shape that `istioctl ztunnel-config` reads; ours are `refusals`, the latest connections that failed and why,
-//! and `ejectedEndpoints`, those that are avoided because they fail to connect.
+//! In: the parts whose state is shown. Out: the routes of the admin port (15000, loopback only). Paths and answers are
+//! those of Istio's ztunnel; `/debug/drain` is ours.
+
+mod dump;
+mod heap;
+pub mod pprof_format;
+mod profile;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::Duration;
 
 use http::StatusCode;
-use identity::{CertificateState, CertificateStatus, Certificates, Issued};
+use identity::Certificates;
 use ops::admin::{AdminRequest, AdminResponse, Routes, answer, json, text};
 use ops::logging::Logs;
 use ops::shutdown::Shutdown;
 use serde::Serialize;
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 
-use crate::connections::ConnectionsView;
+use crate::config::Local;
 use crate::dns::Resolver;
-use crate::endpoints::{EjectedView, Endpoints};
+use crate::endpoints::Endpoints;
 use crate::mesh_state::MeshState;
-use crate::pods::PodInfo;
 use crate::proxy::Proxies;
-use crate::record::{Recorder, RefusalEntry};
+use crate::record::Recorder;
 
 const INDEX: &str = "<!DOCTYPE html><title>ztunnel</title><ul>\
 <li><a href=\"/config_dump\">config_dump</a>: what this process believes\
+<li><a href=\"/debug/pprof/profile?seconds=10\">debug/pprof/profile</a>: where processor time goes, for pprof\
+<li><a href=\"/debug/pprof/heap\">debug/pprof/heap</a>: what holds memory, for pprof\
+<li><a href=\"/debug/pprof/heap/profiling\">debug/pprof/heap/profiling</a>: whether that is recorded; ?activate=true, false\
+<li><a href=\"/debug/drain\">debug/drain</a>: what is still open\
 <li>POST /logging?level=...: log level\
 <li>POST /quitquitquit: graceful shutdown</ul>\n";
 
@@ -36,7 +40,7 @@ const LOGGING_USAGE: &str = "usage: POST /logging                              (
 usage: POST /logging?level=<level or target=level>,... (adds to the filter)\n\
 usage: POST /logging?reset                        (back to the filter of the start)\n";
 
-/// What the dump shows.
+/// What can be shown.
 #[derive(Clone)]
 pub struct Shown {
     pub mesh: Arc<MeshState>,
@@ -45,248 +49,75 @@ pub struct Shown {
     pub recorder: Arc<Recorder>,
     pub endpoints: Arc<Endpoints>,
     pub resolver: Option<Arc<Resolver>>,
+    pub local: Option<Local>,
     pub config: Arc<BTreeMap<String, String>>,
     pub istio_version: Arc<str>,
+    pub drain_deadline: Duration,
 }
 
 pub fn routes(shown: Shown, logs: Logs, shutdown: Shutdown) -> Routes {
+    let quit = shutdown.clone();
+    let proxies = Arc::clone(&shown.proxies);
+    let limit = shown.drain_deadline;
     Routes::new()
         .any("/", |_| {
             answer(StatusCode::OK, "text/html; charset=utf-8", INDEX)
         })
-        .any("/config_dump", move |_| config_dump(&shown))
+        .any("/config_dump", move |_| dump::config_dump(&shown))
         .post("/logging", move |request| logging(&logs, &request))
         .any("/logging", |_| {
             text(StatusCode::METHOD_NOT_ALLOWED, LOGGING_USAGE)
         })
         .post("/quitquitquit", move |_| {
-            shutdown.start();
+            quit.start();
             text(StatusCode::OK, "shutdown now\n")
         })
         .any("/quitquitquit", |_| {
             text(StatusCode::METHOD_NOT_ALLOWED, "use POST\n")
         })
+        .any("/debug/drain", move |request| {
+            if request.method == http::Method::POST {
+                shutdown.start();
+            }
+            json(&Drain::of(&shutdown, &proxies, limit))
+        })
+        .any_async("/debug/pprof/profile", profile::cpu)
+        .any_async("/debug/pprof/heap", |_| heap::profile())
+        .any_async("/debug/pprof/heap/profiling", heap::switch)
+}
+
+/// How far a drain is. It begins by a POST, as by a signal, and ends the process once nothing is open.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Drain {
+    draining: bool,
+    /// How long what is open may stay so, from the beginning of the drain on.
+    limit_seconds: f64,
+    open_connections: usize,
+    /// By pod, those without any left out.
+    open_by_pod: BTreeMap<String, usize>,
+}
+
+impl Drain {
+    fn of(shutdown: &Shutdown, proxies: &Proxies, limit: Duration) -> Self {
+        let open_by_pod = proxies.open_connections();
+        Self {
+            draining: shutdown.subscribe().is_draining(),
+            limit_seconds: limit.as_secs_f64(),
+            open_connections: open_by_pod.values().sum(),
+            open_by_pod,
+        }
+    }
 }
 
 fn logging(logs: &Logs, request: &AdminRequest) -> AdminResponse {
-    let reset = request.query_value("reset").map(|_| logs.reset());
-    let level = request.query_value("level").map(|level| logs.add(level));
-    match reset.into_iter().chain(level).find_map(Result::err) {
-        None => text(
-            StatusCode::OK,
-            format!("current log level is {}\n", logs.filter()),
-        ),
-        Some(error) => text(StatusCode::BAD_REQUEST, format!("{error}\n{LOGGING_USAGE}")),
-    }
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ConfigDump<'a> {
-    #[serde(flatten)]
-    mesh: mesh::dump::Dump<'a>,
-    version: Version<'a>,
-    config: BTreeMap<String, &'a str>,
-    certificates: Vec<CertificateDump>,
-    workload_state: BTreeMap<String, PodDump>,
-    /// Where the names go that the mesh has nothing to say to; nothing where DNS is not served.
-    dns_upstreams: Option<Vec<SocketAddr>>,
-    refusals: Vec<RefusalEntry>,
-    ejected_endpoints: Vec<EjectedView>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Version<'a> {
-    version: &'static str,
-    build_profile: &'static str,
-    istio_version: &'a str,
-    crypto_provider: &'static str,
-}
-
-#[derive(Serialize)]
-struct PodDump {
-    state: &'static str,
-    info: PodInfo,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    connections: Option<ConnectionsView>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct CertificateDump {
-    identity: String,
-    state: String,
-    cert_chain: Vec<IssuedDump>,
-    root_certs: Vec<IssuedDump>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct IssuedDump {
-    /// Base64 of the PEM text.
-    pem: String,
-    serial_number: String,
-    valid_from: String,
-    expiration_time: String,
-}
-
-fn config_dump(shown: &Shown) -> AdminResponse {
-    let workload_state = shown
-        .proxies
-        .view()
-        .into_iter()
-        .map(|(uid, info, connections)| {
-            let state = if connections.is_some() {
-                "Up"
-            } else {
-                "Pending"
-            };
-            (
-                uid.to_string(),
-                PodDump {
-                    state,
-                    info,
-                    connections,
-                },
-            )
-        });
-    let mut certificates: Vec<_> = shown
-        .certificates
-        .states()
-        .iter()
-        .map(certificate_dump)
-        .collect();
-    certificates.sort_by(|a, b| a.identity.cmp(&b.identity));
-    let store = shown.mesh.read();
-    json(&ConfigDump {
-        mesh: mesh::dump::Dump::of(&store),
-        version: Version {
-            version: env!("CARGO_PKG_VERSION"),
-            build_profile: if cfg!(debug_assertions) {
-                "debug"
-            } else {
-                "release"
-            },
-            istio_version: &shown.istio_version,
-            crypto_provider: "aws-lc-rs",
-        },
-        config: shown
-            .config
-            .iter()
-            .map(|(name, value)| (camel_case(name), value.as_str()))
-            .collect(),
-        certificates,
-        workload_state: workload_state.collect(),
-        dns_upstreams: shown.resolver.as_ref().map(|it| it.upstreams.servers()),
-        refusals: shown.recorder.refusals().latest(),
-        ejected_endpoints: shown.endpoints.ejected(),
-    })
-}
-
-fn certificate_dump(status: &CertificateStatus) -> CertificateDump {
-    let (state, chain, roots) = match &status.state {
-        CertificateState::Initializing => ("Initializing".to_owned(), Vec::new(), Vec::new()),
-        CertificateState::Available {
-            certificate,
-            renewal_failure,
-        } => {
-            let state = match renewal_failure {
-                None => "Available".to_owned(),
-                Some(error) => format!("Available, renewal failed: {error}"),
-            };
-            (state, certificate.chain(), certificate.root_chain())
-        }
-        CertificateState::Unavailable(error) => {
-            (format!("Unavailable: {error}"), Vec::new(), Vec::new())
-        }
+    let changed = match (request.query_value("reset"), request.query_value("level")) {
+        (None, None) => Ok(logs.filter()),
+        (None, Some(level)) => logs.add(level),
+        (Some(_), level) => logs.reset(level.unwrap_or_default()),
     };
-    CertificateDump {
-        identity: status.identity.to_string(),
-        state,
-        cert_chain: chain.iter().map(issued_dump).collect(),
-        root_certs: roots.iter().map(issued_dump).collect(),
-    }
-}
-
-fn issued_dump(issued: &Issued) -> IssuedDump {
-    IssuedDump {
-        pem: base64(issued.pem.as_bytes()),
-        serial_number: issued.serial.clone(),
-        valid_from: rfc3339(issued.not_before),
-        expiration_time: rfc3339(issued.not_after),
-    }
-}
-
-/// UTC with whole seconds.
-fn rfc3339(at: SystemTime) -> String {
-    let at = OffsetDateTime::from(at);
-    let whole = at.replace_nanosecond(0).unwrap_or(at);
-    whole.format(&Rfc3339).unwrap_or_default()
-}
-
-/// RFC 4648 §4, with padding.
-fn base64(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let byte = |index: usize| u32::from(chunk.get(index).copied().unwrap_or_default());
-        let group = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for place in 0..4 {
-            if place > chunk.len() {
-                text.push('=');
-            } else {
-                let index = group >> (18 - 6 * place) & 63;
-                text.push(char::from(ALPHABET[index as usize]));
-            }
-        }
-    }
-    text
-}
-
-/// `NODE_NAME` → `nodeName`.
-fn camel_case(variable: &str) -> String {
-    let mut text = String::with_capacity(variable.len());
-    for (index, part) in variable.split('_').enumerate() {
-        let part = part.to_ascii_lowercase();
-        let mut chars = part.chars();
-        match chars.next() {
-            Some(first) if index > 0 => {
-                text.push(first.to_ascii_uppercase());
-                text.push_str(chars.as_str());
-            }
-            _ => text.push_str(&part),
-        }
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn base64_follows_the_test_vectors_of_rfc_4648() {
-        for (text, expected) in [
-            ("", ""),
-            ("f", "Zg=="),
-            ("fo", "Zm8="),
-            ("foo", "Zm9v"),
-            ("foob", "Zm9vYg=="),
-            ("fooba", "Zm9vYmE="),
-            ("foobar", "Zm9vYmFy"),
-        ] {
-            assert_eq!(base64(text.as_bytes()), expected, "{text}");
-        }
-    }
-
-    #[test]
-    fn names_and_times_take_the_form_of_the_dump() {
-        assert_eq!(camel_case("NODE_NAME"), "nodeName");
-        assert_eq!(camel_case("HTTP2_FRAME_SIZE"), "http2FrameSize");
-        let at = SystemTime::UNIX_EPOCH + Duration::from_millis(1_500);
-        assert_eq!(rfc3339(at), "1970-01-01T00:00:01Z");
+    match changed {
+        Ok(filter) => text(StatusCode::OK, format!("current log level is {filter}\n")),
+        Err(error) => text(StatusCode::BAD_REQUEST, format!("{error}\n{LOGGING_USAGE}")),
     }
 }

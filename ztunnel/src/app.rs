@@ -92,6 +92,7 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
             decisions: config.decisions,
         },
     });
+    shared.workers.observe(&metrics);
     let proxies = Arc::new(Proxies::new(shared, &metrics));
 
     let shown = Shown {
@@ -101,7 +102,9 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
         recorder,
         endpoints,
         resolver,
+        local: config.local.clone(),
         config: Arc::new(config.effective.clone()),
+        drain_deadline: config.drain_deadline,
         istio_version: config.node.istio_version.as_str().into(),
     };
     let debug_routes = admin::routes(shown, logs, shutdown.clone());

@@ -10,6 +10,10 @@ use ops::logging::{Format, LogConfig};
 use ztunnel::app;
 use ztunnel::config::{Config, LogFormat, REFUSED, Sources, VARIABLES};
 
+#[cfg(feature = "jemalloc")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     // Arguments after the first are there in existing manifests and mean nothing.
     match std::env::args().nth(1).as_deref() {

@@ -5,6 +5,8 @@
 //! die on one of them. The worker that accepts hands the socket to the one with the fewest open connections, and keeps
 //! it where it is among the least busy itself.
 
+mod observe;
+
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

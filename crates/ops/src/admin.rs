@@ -2,7 +2,10 @@
 //! Small HTTP/1.1 servers for operators: readiness, metrics, debug pages.
 //!
 //! A [`Routes`] table maps a method and a path to an answer; [`Routes::serve`] puts it on a listener. Requests are
-//! bounded in size, time and number; a body is read only up to a limit. Never meant for application traffic.
+//! bounded in size, time and number; a body is read only up to a limit, and a large answer is compressed for who asks.
+//! Never meant for application traffic.
+
+mod compress;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -145,11 +148,19 @@ impl Routes {
     where
         Fut: Future<Output = AdminResponse> + Send + 'static,
     {
-        self.on(
-            Some(Method::POST),
-            path,
-            Arc::new(move |request| Box::pin(handler(request))),
-        )
+        self.on(Some(Method::POST), path, later(handler))
+    }
+
+    /// Answers any method at `path` with something that takes a while.
+    pub fn any_async<Fut>(
+        self,
+        path: &'static str,
+        handler: impl Fn(AdminRequest) -> Fut + Send + Sync + 'static,
+    ) -> Self
+    where
+        Fut: Future<Output = AdminResponse> + Send + 'static,
+    {
+        self.on(None, path, later(handler))
     }
 
     /// `/healthz/ready`: 200 when nothing is pending, else 500 with what is.
@@ -269,15 +280,24 @@ impl Routes {
             Ok(body) => body.to_bytes(),
             Err(error) => return text(StatusCode::PAYLOAD_TOO_LARGE, format!("{error}\n")),
         };
-        handler(AdminRequest {
+        let headers = parts.headers.clone();
+        let answer = handler(AdminRequest {
             method: parts.method,
             path: parts.uri.path().to_owned(),
             query: parse_query(parts.uri.query().unwrap_or_default()),
             headers: parts.headers,
             body,
         })
-        .await
+        .await;
+        compress::compressed(answer, &headers).await
     }
+}
+
+fn later<Fut>(handler: impl Fn(AdminRequest) -> Fut + Send + Sync + 'static) -> Handler
+where
+    Fut: Future<Output = AdminResponse> + Send + 'static,
+{
+    Arc::new(move |request| Box::pin(handler(request)))
 }
 
 fn ready(handler: impl Fn(AdminRequest) -> AdminResponse + Send + Sync + 'static) -> Handler {

@@ -28,6 +28,9 @@ pub const QUEUE: usize = 10_000;
 /// Lines written with one call.
 const BATCH: usize = 64;
 
+/// Directives that a filter may have: each is compared with every event.
+const MOST_DIRECTIVES: usize = 64;
+
 /// How a line looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Format {
@@ -124,21 +127,20 @@ impl Logs {
         self.current.lock().clone()
     }
 
-    /// Adds directives to the filter in force; later ones win.
+    /// Adds directives to the filter in force; each replaces what there was for its target.
     ///
     /// # Errors
-    /// Directives that do not parse; the filter stays as it was.
+    /// Directives that do not parse, or too many of them; the filter stays as it was.
     pub fn add(&self, directives: &str) -> Result<String, LogError> {
-        let joined = format!("{},{directives}", self.filter());
-        self.set(joined)
+        self.set(merged(&self.filter(), directives))
     }
 
-    /// Goes back to the filter of the start.
+    /// Goes back to the filter of the start, and adds directives to that.
     ///
     /// # Errors
-    /// Never in practice: that filter has been parsed before.
-    pub fn reset(&self) -> Result<String, LogError> {
-        self.set(self.default.to_string())
+    /// As [`Self::add`].
+    pub fn reset(&self, directives: &str) -> Result<String, LogError> {
+        self.set(merged(&self.default, directives))
     }
 
     /// Waits, up to `limit`, until all lines logged so far are written.
@@ -163,13 +165,33 @@ impl Logs {
     }
 }
 
+/// A filter in which each target stands once, with its latest level.
+fn merged(filter: &str, more: &str) -> String {
+    let target = |item: &str| {
+        item.rsplit_once('=')
+            .map_or("", |(target, _)| target)
+            .to_owned()
+    };
+    let mut items: Vec<&str> = Vec::new();
+    let all = filter.split(',').chain(more.split(',')).map(str::trim);
+    for item in all.filter(|item| !item.is_empty()) {
+        items.retain(|kept| target(kept) != target(item));
+        items.push(item);
+    }
+    items.join(",")
+}
+
 /// A bare word that is no level would silently mean "this target, everything": refuse it.
 fn parse_filter(text: &str) -> Result<EnvFilter, LogError> {
     let refuse = |problem: String| LogError::Filter {
         filter: text.to_owned(),
         problem,
     };
-    for item in text.split(',').map(str::trim).filter(|i| !i.is_empty()) {
+    let items = || text.split(',').map(str::trim).filter(|i| !i.is_empty());
+    if items().count() > MOST_DIRECTIVES {
+        return Err(refuse(format!("it has more than {MOST_DIRECTIVES} parts")));
+    }
+    for item in items() {
         let level = item.rsplit('=').next().unwrap_or(item);
         let known = ["off", "error", "warn", "info", "debug", "trace"];
         if !known.contains(&level.to_ascii_lowercase().as_str()) {
@@ -283,6 +305,22 @@ mod tests {
         });
         assert_eq!(got.len(), 1000);
         assert!(got[999].ends_with("i=999"), "{}", got[999]);
+    }
+
+    #[test]
+    fn a_target_stands_in_the_filter_once_with_its_latest_level() {
+        for (filter, more, expected) in [
+            ("info", "", "info"),
+            ("info", "debug", "debug"),
+            ("info", "a=debug", "info,a=debug"),
+            ("info,a=debug", "a=trace,b=off", "info,a=trace,b=off"),
+            ("info,a=debug", "warn", "a=debug,warn"),
+            ("info, a[x=1]=debug", " a[x=1]=off ,", "info,a[x=1]=off"),
+        ] {
+            assert_eq!(merged(filter, more), expected, "{filter} and {more}");
+        }
+        let many = vec!["a=info"; MOST_DIRECTIVES + 1].join(",");
+        assert!(parse_filter(&many).is_err());
     }
 
     #[test]

@@ -73,6 +73,8 @@ impl std::fmt::Debug for Hooks {
 struct Family {
     help: String,
     buckets: Option<&'static [f64]>,
+    /// Its gauges only ever rise.
+    rises: bool,
     series: HashMap<Arc<str>, Series>,
 }
 
@@ -129,6 +131,13 @@ impl Metrics {
     pub fn buckets(&self, name: &str, bounds: &'static [f64]) {
         let mut families = self.0.families.write();
         families.entry(name.to_owned()).or_default().buckets = Some(bounds);
+    }
+
+    /// Says that the gauges of a family, whose name ends in `_total`, only ever rise: it is exposed as a counter, one
+    /// that may have fractions.
+    pub fn rises(&self, name: &str) {
+        let mut families = self.0.families.write();
+        families.entry(name.to_owned()).or_default().rises = true;
     }
 
     /// The counter of a label set, with a value of zero from now on.
@@ -435,6 +444,18 @@ mod tests {
         });
         assert_eq!(samples(&metrics), ["x 0"]);
         assert_eq!(samples(&metrics), ["x 1"]);
+    }
+
+    #[test]
+    fn a_gauge_that_only_rises_is_exposed_as_a_counter_with_fractions() {
+        let metrics = Metrics::default();
+        metrics.rises("busy_seconds_total");
+        metrics.gauge("busy_seconds_total", &[]).set(1.25);
+        let text = metrics.render();
+        assert!(
+            text.contains("# TYPE busy_seconds counter\nbusy_seconds_total 1.25\n"),
+            "{text}"
+        );
     }
 
     #[test]

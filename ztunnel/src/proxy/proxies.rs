@@ -91,6 +91,15 @@ impl Proxies {
         running.chain(pending).collect()
     }
 
+    /// How many connections are open in each pod that has any, by namespace and name.
+    pub fn open_connections(&self) -> BTreeMap<String, usize> {
+        let running = self.running.lock();
+        let counts = running
+            .values()
+            .map(|pod| (pod.info.to_string(), pod.connections.count()));
+        counts.filter(|(_, open)| *open > 0).collect()
+    }
+
     /// Ends what a change of policy or of a workload forbids, for as long as the process lives.
     pub async fn follow_policy(&self) {
         let mut changes = self.shared.mesh.authorization_changes();

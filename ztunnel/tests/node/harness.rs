@@ -191,15 +191,21 @@ impl Node {
 
     /// An answer of one of the process's own ports; empty while there is none.
     pub(crate) fn get(&self, port: u16, path: &str) -> String {
-        let ask = || -> std::io::Result<String> {
+        let answer = self.ask(port, &format!("GET {path}"), "");
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+
+    /// As [`Self::get`], for any method and with further headers, each with its line end.
+    pub(crate) fn ask(&self, port: u16, method_and_path: &str, headers: &str) -> Vec<u8> {
+        let ask = || -> std::io::Result<Vec<u8>> {
             let mut socket = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
             socket.set_read_timeout(Some(PATIENCE))?;
             write!(
                 socket,
-                "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+                "{method_and_path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n"
             )?;
-            let mut answer = String::new();
-            socket.read_to_string(&mut answer)?;
+            let mut answer = Vec::new();
+            socket.read_to_end(&mut answer)?;
             Ok(answer)
         };
         self.netns.enter(ask).unwrap().unwrap_or_default()

@@ -14,6 +14,7 @@
 mod control_plane;
 mod harness;
 
+mod admin;
 mod dns;
 mod policy;
 mod resilience;

@@ -26,6 +26,7 @@ pub(super) fn render_family(out: &mut String, name: &str, family: &Family) {
     let kind = first.cell.kind();
     let (type_name, family_name) = match kind {
         Kind::Counter => ("counter", name.strip_suffix("_total").unwrap_or(name)),
+        Kind::Gauge if family.rises => ("counter", name.strip_suffix("_total").unwrap_or(name)),
         Kind::Gauge => ("gauge", name),
         Kind::Histogram => ("histogram", name),
     };
@@ -47,7 +48,8 @@ pub(super) fn render_family(out: &mut String, name: &str, family: &Family) {
             }
             Cell::Gauge(cell) => {
                 let value = f64::from_bits(cell.0.load(Ordering::Relaxed));
-                let _ = writeln!(out, "{family_name}{braced} {value}");
+                let total = if family.rises { "_total" } else { "" };
+                let _ = writeln!(out, "{family_name}{total}{braced} {value}");
             }
             Cell::Histogram(cell) => render_histogram(out, family_name, labels, &braced, cell),
         }
