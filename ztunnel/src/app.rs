@@ -29,11 +29,12 @@ use tokio::runtime::Handle;
 use tracing::{info, warn};
 
 use crate::admin::{self, Shown};
-use crate::config::{Config, Endpoint, Local, Ports, Root, Token};
+use crate::config::{Config, Endpoint, Following, Local, Ports, Root, Token};
 use crate::dns::Resolver;
 use crate::endpoints::Endpoints;
 use crate::mesh_state::MeshState;
 use crate::node::node;
+use crate::on_demand::OnDemand;
 use crate::proxy::{Proxies, Settings, Shared};
 use crate::record::Recorder;
 use crate::workers::Workers;
@@ -76,6 +77,11 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
         let upstreams = Arc::clone(&resolver.upstreams);
         tokio::spawn(async move { upstreams.follow().await });
     }
+    let on_demand = match config.following {
+        Following::OnDemand => Some(OnDemand::new(metrics.clone())),
+        Following::Everything => None,
+    };
+    let demand = on_demand.as_ref().map(OnDemand::demand);
     let shared = Arc::new(Shared {
         mesh: Arc::clone(&mesh),
         certificates: certificates.clone(),
@@ -83,6 +89,7 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
         endpoints: Arc::clone(&endpoints),
         workers,
         resolver: resolver.clone(),
+        on_demand,
         settings: Settings {
             network: Arc::clone(&config.node.network),
             inpod: config.inpod.clone(),
@@ -117,7 +124,12 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
     )
     .await?;
 
-    let synced = follow_control_plane(&config, &mesh, &certificates, &metrics)?;
+    let addresses = Addresses {
+        mesh: Arc::clone(&mesh),
+        certificates: certificates.clone(),
+        demand,
+    };
+    let synced = follow_control_plane(&config, addresses, &metrics)?;
     let agent = ZdsClient::new(
         config.inpod.socket.clone(),
         Arc::clone(&proxies),
@@ -280,8 +292,7 @@ fn load_local(local: &Local) -> anyhow::Result<LocalConfig> {
 /// None where there is no control plane to wait for.
 fn follow_control_plane(
     config: &Config,
-    mesh: &Arc<MeshState>,
-    certificates: &Certificates,
+    addresses: Addresses,
     metrics: &Metrics,
 ) -> anyhow::Result<Option<tokio::sync::watch::Receiver<bool>>> {
     let Some(endpoint) = &config.xds else {
@@ -293,15 +304,10 @@ fn follow_control_plane(
             let plane = plane.clone();
             Box::pin(async move { plane.channel().await })
         };
-    let handlers: Vec<Box<dyn xds::Handler>> = vec![
-        Box::new(Addresses {
-            mesh: Arc::clone(mesh),
-            certificates: certificates.clone(),
-        }),
-        Box::new(Authorizations {
-            mesh: Arc::clone(mesh),
-        }),
-    ];
+    let policies = Authorizations {
+        mesh: Arc::clone(&addresses.mesh),
+    };
+    let handlers: Vec<Box<dyn xds::Handler>> = vec![Box::new(addresses), Box::new(policies)];
     let client = xds::Client::new(
         connect,
         node(&config.node),

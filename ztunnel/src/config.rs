@@ -36,6 +36,7 @@ pub struct Config {
     pub node: Node,
     /// None: no control plane, the local file is the whole mesh.
     pub xds: Option<Endpoint>,
+    pub following: Following,
     pub ca: Endpoint,
     pub token: Token,
     pub secret_ttl: Duration,
@@ -76,6 +77,15 @@ pub struct Endpoint {
     pub root: Root,
     pub alt_hostname: Option<String>,
     pub headers: Vec<(String, String)>,
+}
+
+/// How much of the mesh this node is told of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Following {
+    /// All workloads and services.
+    Everything,
+    /// This node's workloads, and what its connections ask for.
+    OnDemand,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -230,9 +240,11 @@ impl Config {
         let xds = read::xds(&mut reader, &proxy_config);
         let ca = read::ca(&mut reader);
         let dns = dns::dns(&mut reader, &node.metadata);
+        let following = read::following(&mut reader, xds.as_ref(), dns.as_ref());
         let config = Self {
             node,
             xds,
+            following,
             ca,
             token: read::token(&mut reader),
             secret_ttl: reader.duration("SECRET_TTL"),

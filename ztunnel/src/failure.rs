@@ -33,6 +33,12 @@ pub enum Failure {
         address: std::net::IpAddr,
         pod: PodInfo,
     },
+    /// Where a destination stands in the mesh is not known, and must not be guessed.
+    #[error("cannot learn what {key} is: {reason}")]
+    Unlearned {
+        key: Arc<str>,
+        reason: crate::on_demand::Unlearned,
+    },
     #[error("{0}")]
     NoRoute(#[from] Refusal),
     /// The CONNECT request asks for what is not served here.
@@ -117,9 +123,10 @@ impl Failure {
     pub fn flag(&self) -> Flag {
         match self {
             Self::Denied(_) | Self::PolicyChanged(_) | Self::ForeignAddress { .. } => Flag::Deny,
-            Self::Loop(_) | Self::NoRoute(_) | Self::NotServed(InboundRefusal::Loop(_)) => {
-                Flag::NoRoute
-            }
+            Self::Loop(_)
+            | Self::NoRoute(_)
+            | Self::Unlearned { .. }
+            | Self::NotServed(InboundRefusal::Loop(_)) => Flag::NoRoute,
             Self::UnknownWorkload(_) => Flag::UnknownSource,
             Self::Connect { .. }
             | Self::ConnectTimeout { .. }

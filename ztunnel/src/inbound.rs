@@ -108,7 +108,10 @@ impl hbone::Handler for Streams {
         let pod = &self.pod;
         // A cut tunnel ends its streams' tasks a moment later; the pod waits for their records.
         let _open = pod.hold();
-        let accepted = match self.accept(&incoming.request, &incoming.peer) {
+        let accepted = match self
+            .learn_and_accept(&incoming.request, &incoming.peer)
+            .await
+        {
             Ok(accepted) => accepted,
             Err((status, failure)) => {
                 incoming.reject(status);
@@ -206,6 +209,26 @@ impl hbone::Handler for Streams {
 }
 
 impl Streams {
+    async fn learn_and_accept(
+        &self,
+        request: &ConnectRequest,
+        peer: &SpiffeId,
+    ) -> Result<Accepted, (StatusCode, Failure)> {
+        let shared = &self.pod.shared;
+        if let Some(on_demand) = &shared.on_demand
+            && let Some(workload) = self.pod.workload()
+        {
+            self.pod.wonder_at(&workload, self.peer.ip());
+            let (reached, network) = (self.reached.ip(), &*shared.settings.network);
+            let needs = |store: &mesh::Store| {
+                route::needs::inbound(store, &workload, reached, network, &request.authority)
+            };
+            let learned = Box::pin(on_demand.learn(&shared.mesh, needs)).await;
+            learned.map_err(|failure| (StatusCode::SERVICE_UNAVAILABLE, failure))?;
+        }
+        self.accept(request, peer)
+    }
+
     /// Is it for us, where does it go, and who speaks as far as telemetry is concerned.
     fn accept(
         &self,

@@ -37,6 +37,7 @@ pub mod record;
 
 pub mod mesh_state;
 pub mod node;
+pub mod on_demand;
 pub mod xds_handlers;
 
 pub mod admin;

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use hbone::wire::{Baggage, WorkloadKind};
 use mesh::workload::WorkloadType;
-use mesh::{Endpoint, Seen, Service, Workload};
+use mesh::{Endpoint, Seen, Service, Standings, Workload};
 use tokio::net::TcpStream;
 
 use self::attempts::{Attempts, Connected};
@@ -50,6 +50,10 @@ pub async fn serve(pod: Arc<PodProxy>, worker: WorkerId, client: TcpStream, peer
         original: destination,
         source: &source,
     };
+    if let Err(failure) = caller.learn().await {
+        pod.refuse_early(Reporter::Source, peer, destination, &failure);
+        return reset(client);
+    }
     match Hop::of(caller.route(&[])) {
         Ok(hop) => carry(&caller, client, hop).await,
         Err(refused) => {
@@ -83,22 +87,43 @@ struct Caller<'a> {
 }
 
 impl Caller<'_> {
+    /// Learns of the destination, where this node doesn't follow the whole mesh.
+    async fn learn(&self) -> Result<(), Failure> {
+        let shared = &self.pod.shared;
+        let Some(on_demand) = &shared.on_demand else {
+            return Ok(());
+        };
+        let needs = |store: &mesh::Store| {
+            let standings = shared.endpoints.standings();
+            route::needs::outbound(store, &self.connection(&standings, &[]))
+        };
+        Box::pin(on_demand.learn(&shared.mesh, needs)).await
+    }
+
     /// Where that leads now, other than to endpoints that were tried.
     fn route(&self, tried: &[Endpoint]) -> Route {
         let shared = &self.pod.shared;
         let standings = shared.endpoints.standings();
-        let connection = route::Outbound {
+        let connection = self.connection(&standings, tried);
+        route::route(&shared.mesh.read(), connection, &mut rand::rng())
+    }
+
+    fn connection<'a>(
+        &'a self,
+        standings: &'a Standings,
+        tried: &'a [Endpoint],
+    ) -> route::Outbound<'a> {
+        route::Outbound {
             source: self.source,
             source_ip: self.peer.ip(),
             destination: self.original,
-            network: &shared.settings.network,
+            network: &self.pod.shared.settings.network,
             seen: Seen {
-                standings: &standings,
+                standings,
                 tried,
                 now: Instant::now(),
             },
-        };
-        route::route(&shared.mesh.read(), connection, &mut rand::rng())
+        }
     }
 
     fn refuse(&self, Refused { reason, service }: Refused) {

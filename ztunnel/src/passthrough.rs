@@ -51,6 +51,7 @@ async fn connection(
             return Err(failure);
         }
     };
+    pod.wonder_at(&workload, peer.ip());
     let (source, service) = {
         let store = pod.shared.mesh.read();
         let source = store

@@ -33,11 +33,12 @@ use crate::dns::{self, Resolver};
 use crate::endpoints::Endpoints;
 use crate::failure::Failure;
 use crate::mesh_state::MeshState;
+use crate::on_demand::OnDemand;
 use crate::pods::{Pod, PodInfo, PodUid};
 use crate::record::{End, Labels, Recorder, Reporter, Security};
 use crate::relaying::POD_GONE;
 use crate::workers::{Place, WorkerId, Workers};
-use crate::{inbound, outbound, passthrough};
+use crate::{inbound, outbound, passthrough, route};
 
 /// How long a connection waits for its own pod to become known to the mesh.
 const WORKLOAD_PATIENCE: Duration = Duration::from_secs(5);
@@ -54,6 +55,8 @@ pub struct Shared {
     pub workers: Workers,
     /// None: pods' DNS is not served.
     pub resolver: Option<Arc<Resolver>>,
+    /// None where this node follows the whole mesh.
+    pub on_demand: Option<OnDemand>,
     pub settings: Settings,
 }
 
@@ -329,6 +332,15 @@ impl PodProxy {
             .wait_for(WORKLOAD_PATIENCE, |store| self.workload_in(store))
             .await;
         found.ok_or_else(|| Failure::UnknownWorkload(self.info.clone()))
+    }
+
+    /// Asks, for telemetry's sake, who speaks to this pod and which services it backs; waits for nothing.
+    pub fn wonder_at(&self, workload: &Workload, source: IpAddr) {
+        if let Some(on_demand) = &self.shared.on_demand {
+            let network = &*self.shared.settings.network;
+            let names = |store: &mesh::Store| route::needs::names(store, workload, source, network);
+            on_demand.wonder(&self.shared.mesh, names);
+        }
     }
 
     /// Connects from inside the pod, as itself or, where given, under another address.

@@ -19,6 +19,7 @@
 
 mod gateway;
 mod inbound;
+pub mod needs;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

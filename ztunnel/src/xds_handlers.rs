@@ -10,7 +10,7 @@ use identity::Certificates;
 use mesh::{AddressBatch, Changes, PolicyBatch, Update};
 use proto::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL};
 use tracing::{debug, warn};
-use xds::{Handler, Rejection, Resource};
+use xds::{Demand, Handler, Rejection, Resource};
 
 use crate::mesh_state::MeshState;
 
@@ -18,6 +18,8 @@ use crate::mesh_state::MeshState;
 pub struct Addresses {
     pub mesh: Arc<MeshState>,
     pub certificates: Certificates,
+    /// What is asked for by key; all is wanted where this is none.
+    pub demand: Option<Demand>,
 }
 
 /// Policies.
@@ -28,6 +30,10 @@ pub struct Authorizations {
 impl Handler for Addresses {
     fn type_url(&self) -> &'static str {
         ADDRESS_TYPE_URL
+    }
+
+    fn demand(&self) -> Option<Demand> {
+        self.demand.clone()
     }
 
     fn apply(&mut self, resources: Vec<Resource>, removed: Vec<String>) -> Vec<Rejection> {

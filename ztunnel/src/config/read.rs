@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::parse::Reader;
 use super::proxy_config::ProxyConfig;
 use super::{
-    AppTunnel, Endpoint, InPod, Ipv6, Keepalive, Local, Log, LogFormat, Node, OriginalSource,
-    PortReuse, Root, Tcp, Token,
+    AppTunnel, Dns, Endpoint, Following, InPod, Ipv6, Keepalive, Local, Log, LogFormat, Node,
+    OriginalSource, PortReuse, Root, Tcp, Token,
 };
 
 /// A variable that asks for something this build doesn't do is a mistake: ignoring it would let a user believe that
@@ -19,11 +19,6 @@ pub(super) fn refuse_what_is_not_there(reader: &mut Reader<'_>) {
         "FAKE_CA",
         "true",
         "self-signed test certificates are not part of this build; set CA_ADDRESS",
-    );
-    reader.refuse_when(
-        "XDS_ON_DEMAND",
-        "true",
-        "on-demand subscription is not supported yet; leave it unset",
     );
     reader.refuse_when(
         "UNSTABLE_ENABLE_SOCKS5",
@@ -54,12 +49,7 @@ pub(super) fn refuse_what_is_not_there(reader: &mut Reader<'_>) {
         "restricted key exchange is not supported yet; leave it unset",
     );
     reader.one_of("PROXY_MODE", &["shared", "dedicated"]);
-    for name in [
-        "FAKE_CA",
-        "XDS_ON_DEMAND",
-        "UNSTABLE_ENABLE_SOCKS5",
-        "TLS12_ENABLED",
-    ] {
+    for name in ["FAKE_CA", "UNSTABLE_ENABLE_SOCKS5", "TLS12_ENABLED"] {
         reader.one_of(name, &["true", "false"]);
     }
     reader.one_of("ENABLE_PROXY", &["true", "false"]);
@@ -154,6 +144,29 @@ pub(super) fn xds(reader: &mut Reader<'_>, proxy_config: &ProxyConfig) -> Option
         alt_hostname,
         headers,
     })
+}
+
+/// DNS can't tell a name that nobody asked for from one that nobody has: it needs the whole mesh.
+pub(super) fn following(
+    reader: &mut Reader<'_>,
+    control_plane: Option<&Endpoint>,
+    dns: Option<&Dns>,
+) -> Following {
+    let following = reader.either("XDS_ON_DEMAND", Following::OnDemand, Following::Everything);
+    let mistake = match following {
+        Following::Everything => None,
+        Following::OnDemand if control_plane.is_none() => {
+            Some("there is nobody to ask: XDS_ADDRESS is empty")
+        }
+        Following::OnDemand if dns.is_some() => {
+            Some("pods' DNS needs the whole mesh; set ISTIO_META_DNS_CAPTURE to false")
+        }
+        Following::OnDemand => None,
+    };
+    if let Some(mistake) = mistake {
+        reader.mistake("XDS_ON_DEMAND", mistake);
+    }
+    following
 }
 
 pub(super) fn ca(reader: &mut Reader<'_>) -> Endpoint {

@@ -71,7 +71,7 @@ fn an_empty_environment_yields_the_defaults() {
 fn all_mistakes_are_reported_at_once_with_their_variables() {
     let found = mistakes(&[
         ("FAKE_CA", "true"),
-        ("XDS_ON_DEMAND", "true"),
+        ("XDS_ON_DEMAND", "perhaps"),
         ("SECRET_TTL", "soon"),
         ("KEEPALIVE_RETRIES", "-1"),
         ("IPV6_ENABLED", "yes"),
@@ -105,7 +105,6 @@ fn all_mistakes_are_reported_at_once_with_their_variables() {
 fn what_this_build_does_not_do_is_refused_by_name() {
     let cases = [
         ("FAKE_CA", "true"),
-        ("XDS_ON_DEMAND", "true"),
         ("UNSTABLE_ENABLE_SOCKS5", "true"),
         ("TLS12_ENABLED", "true"),
         ("ENABLE_PROXY", "false"),
@@ -153,6 +152,21 @@ fn dns_is_served_unless_something_else_than_true_is_said() {
     ] {
         assert_eq!(mistakes(&[(variable, value)]), [variable], "{value}");
     }
+}
+
+#[test]
+fn on_demand_needs_a_control_plane_and_goes_without_dns() {
+    assert_eq!(config(&[]).following, Following::Everything);
+    let on = ("XDS_ON_DEMAND", "true");
+    let no_dns = ("ISTIO_META_DNS_CAPTURE", "false");
+    assert_eq!(config(&[on, no_dns]).following, Following::OnDemand);
+    let mistaken = ["XDS_ON_DEMAND"];
+    assert_eq!(mistakes(&[on, no_dns, ("XDS_ADDRESS", "")]), mistaken);
+    assert_eq!(
+        mistakes(&[on]),
+        mistaken,
+        "DNS is on unless it is turned off"
+    );
 }
 
 #[test]

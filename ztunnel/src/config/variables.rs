@@ -59,6 +59,11 @@ pub const VARIABLES: &[Variable] = &[
         "./var/run/secrets/istio/root-cert.pem",
         "file, PEM text, or SYSTEM",
     ),
+    variable(
+        "XDS_ON_DEMAND",
+        "false",
+        "true: told of this node, and of what connections ask for; not with DNS capture",
+    ),
     variable("ALT_XDS_HOSTNAME", "", "another server name to accept"),
     variable("XDS_HEADER_*", "", "more gRPC headers (secret)"),
     variable(
@@ -211,7 +216,6 @@ pub const REFUSED: &[Variable] = &[
     variable("PROXY_MODE", "shared", "only shared"),
     variable("ENABLE_PROXY", "true", "only true"),
     variable("FAKE_CA", "false", "only false"),
-    variable("XDS_ON_DEMAND", "false", "only false"),
     variable("UNSTABLE_ENABLE_SOCKS5", "false", "only false"),
     variable("TLS12_ENABLED", "false", "only false"),
     variable("CRL_PATH", "", "must be unset"),

@@ -2,6 +2,7 @@
 
 mod gateway;
 mod inbound;
+mod needs;
 
 use std::sync::LazyLock;
 use std::time::Instant;

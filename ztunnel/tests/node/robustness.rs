@@ -13,7 +13,7 @@ fn all_mistakes_of_the_configuration_are_reported_at_once() {
         .env_clear()
         .env("FAKE_CA", "true")
         .env("KEEPALIVE_TIME", "soon")
-        .env("XDS_ON_DEMAND", "true")
+        .env("XDS_ON_DEMAND", "perhaps")
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
