@@ -2,14 +2,15 @@
 //! Brings the traffic of a node's pods to ztunnel.
 //!
 //! Pure: [`enroll`] decides who is in the mesh, [`plan`] what must hold in a pod (in the words of [`rules`]), [`state`]
-//! what the agent does next, [`zds_link`] what ztunnel is told next. [`nftables`] and [`routes`] talk to the kernel,
-//! [`program`] visits a namespace for them. [`agent`] is the daemon's loop, between [`plugin_server`] (the CNI plugin
+//! what the agent does next, [`zds_link`] what ztunnel is told next. [`nftables`], [`routes`] and [`conntrack`] talk to
+//! the kernel, [`program`] visits a namespace for them. [`agent`] is the daemon's loop, between [`plugin_server`] (the CNI plugin
 //! asks), [`zds_server`] (ztunnel answers) and [`memory`] (survives a restart). [`cni`] is the plugin.
 
 pub mod enroll;
 pub mod plan;
 pub mod rules;
 
+pub mod conntrack;
 mod expression;
 pub mod nftables;
 pub mod program;

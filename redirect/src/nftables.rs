@@ -116,6 +116,12 @@ pub fn inspect(tables: &[Table], ours: &[&str]) -> Result<Vec<Drift>, NftError> 
     Ok(compare(tables, ours, &Found::read()?))
 }
 
+/// Which of these tables exist.
+pub fn existing<'a>(names: &[&'a str]) -> Result<Vec<&'a str>, NftError> {
+    let found = Found::read()?;
+    Ok(extra_tables(&[], names, &found))
+}
+
 /// Removes the tables of these names, as far as they exist.
 pub fn remove(ours: &[&str]) -> Result<(), NftError> {
     let found = Found::read()?;

@@ -9,8 +9,10 @@ use std::io;
 use std::net::IpAddr;
 
 use capture::Netns;
-use capture::contract::NAT_TABLE;
+use capture::contract::{MANGLE_TABLE, NAT_TABLE};
+use tracing::{info, warn};
 
+use crate::conntrack;
 use crate::nftables::{self, Applied, Changed, Drift, Members, NftError};
 use crate::plan::{self, Families, POD_TABLES, PodPlan};
 use crate::routes::{self, RouteError};
@@ -39,13 +41,20 @@ pub enum Programmed {
     Repaired(Vec<String>),
 }
 
-/// Makes the plan hold: tables first, so that marked replies exist before anything routes them.
+/// Makes the plan hold: tables first, so that marked replies exist before anything routes them. Connections that are
+/// open where nothing was redirected before stay as they are.
 pub fn apply(netns: &Netns, plan: &PodPlan) -> Result<Programmed, ProgramError> {
     let plan = plan.clone();
     visit(netns, move || {
+        let existing = nftables::existing(&POD_TABLES)?;
+        let redirects = plan.tables.iter().any(|table| table.name == NAT_TABLE);
+        if redirects && !existing.contains(&NAT_TABLE) {
+            spare_what_is_open(&plan)?;
+        }
         let tables = nftables::apply(&plan.tables, &POD_TABLES)?;
         let routing = routes::apply(&plan.routing)?;
         Ok(match (tables, routing) {
+            _ if redirects && existing.is_empty() => Programmed::Installed,
             (Applied::Installed, _) => Programmed::Installed,
             (Applied::Repaired(drift), _) => {
                 Programmed::Repaired(drift.iter().map(Drift::to_string).collect())
@@ -56,6 +65,24 @@ pub fn apply(netns: &Netns, plan: &PodPlan) -> Result<Programmed, ProgramError> 
             (Applied::Unchanged, routes::Changed::No) => Programmed::Unchanged,
         })
     })
+}
+
+/// Between the rules that track connections and those that redirect them, what is open becomes known as such.
+fn spare_what_is_open(plan: &PodPlan) -> Result<(), ProgramError> {
+    let tracking: Vec<_> = plan
+        .tables
+        .iter()
+        .filter(|table| table.name == MANGLE_TABLE)
+        .cloned()
+        .collect();
+    nftables::apply(&tracking, &[MANGLE_TABLE])?;
+    match conntrack::adopt() {
+        Ok(0) => {}
+        Ok(open) => info!(open, "connections from before the capture are left alone"),
+        // Those few are lost; a pod that can't be captured for their sake would be worse.
+        Err(error) => warn!(%error, "connections from before the capture may break"),
+    }
+    Ok(())
 }
 
 /// Leaves nothing of ours in a pod.
