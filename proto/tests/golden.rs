@@ -333,8 +333,16 @@ fn zds_messages() {
     check(
         zds::ZdsHello {
             version: zds::Version::V1.into(),
+            extensions: Vec::new(),
         },
         "08 01",
+    );
+    check(
+        zds::ZdsHello {
+            version: zds::Version::V1.into(),
+            extensions: vec![zds::Extension::Release.into()],
+        },
+        "08 01 | ca 3e 01 01",
     );
     let request = |payload| zds::WorkloadRequest {
         payload: Some(payload),
@@ -362,13 +370,23 @@ fn zds_messages() {
         request(Payload::Keep(zds::KeepWorkload { uid: text("u") })),
         "2a 03 0a 01 75",
     );
-    let ack = |error: &str| zds::WorkloadResponse {
+    check(
+        request(Payload::Release(zds::ReleaseWorkload { uid: text("u") })),
+        "ca 3e 03 0a 01 75",
+    );
+    let ack = |error: &str, release| zds::WorkloadResponse {
         payload: Some(zds::workload_response::Payload::Ack(zds::Ack {
             error: text(error),
+            release,
         })),
     };
-    check(ack(""), "0a 00");
-    check(ack("e"), "0a 03 0a 01 65");
+    check(ack("", None), "0a 00");
+    check(ack("e", None), "0a 03 0a 01 65");
+    let release = zds::Release {
+        open: 2,
+        plain: true,
+    };
+    check(ack("", Some(release)), "0a 07 ca 3e 04 08 02 10 01");
 }
 
 #[test]

@@ -12,6 +12,7 @@
 mod arrivals;
 mod departures;
 mod look;
+mod steps;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -19,23 +20,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use capture::Netns;
-use cluster::{
-    Batch, Event, Kind, Object, ObjectKey, Partial, Problem, Severity, Source, StatusWriter,
-};
+use cluster::{Batch, Event, Kind, Object, ObjectKey, Problem, Severity, Source, StatusWriter};
 use ops::health::ReadyHandle;
 use ops::shutdown::DrainSignal;
 use tokio::sync::{mpsc, watch};
-use tracing::{debug, error, info, warn};
+use tracing::{error, info, warn};
 
 use crate::cluster_view;
 use crate::memory::{Memory, Sandbox};
 use crate::nftables::Members;
-use crate::plan::{Families, PodOptions, pod_plan};
+use crate::plan::Families;
 use crate::plugin_api::{DelRequest, GcRequest};
 use crate::plugin_server::Question;
-use crate::program::{self, Programmed};
+use crate::program;
 use crate::rules::Table;
-use crate::state::{Continuity, REDIRECTION_ANNOTATION, Redirection, State, Step};
+use crate::state::{State, Step};
 use crate::zds_link::{Wanted, WantedPod};
 use crate::zds_server::Answers;
 use arrivals::Waiting;
@@ -271,6 +270,11 @@ impl Agent {
     async fn take(&mut self, step: Step) {
         match step {
             Step::Capture { sandbox, options } => self.capture(&sandbox, options).await,
+            Step::Loosen {
+                sandbox,
+                options,
+                reach,
+            } => self.loosen(&sandbox, options, reach).await,
             Step::Release { sandbox } => self.release(&sandbox).await,
             Step::Annotate {
                 uid,
@@ -297,120 +301,19 @@ impl Agent {
         }
     }
 
-    async fn capture(&mut self, sandbox: &Sandbox, options: PodOptions) {
-        let Sandbox {
-            namespace,
-            name,
-            uid,
-            ..
-        } = sandbox;
-        let Some(netns) = self.netns.get(uid).cloned() else {
-            self.forget(sandbox);
-            return;
-        };
-        let plan = pod_plan(&options);
-        match blocking(move || program::apply(&netns, &plan)).await {
-            Ok(programmed) => {
-                let continuity = match &programmed {
-                    Programmed::Installed => Continuity::Fresh,
-                    Programmed::Unchanged | Programmed::Repaired(_) => Continuity::Found,
-                };
-                info!(namespace, name, uid, ?programmed, "pod captured");
-                self.parts.state.captured(sandbox, options, continuity);
-            }
-            Err(cause) => {
-                error!(namespace, name, uid, %cause, "pod could not be captured");
-                metrics::counter!("redirect_failures_total", "step" => "capture").increment(1);
-                self.parts.state.failed(uid, Instant::now());
-                self.refuse(uid, &format!("capturing the pod: {cause}"));
-            }
-        }
-    }
-
-    async fn release(&mut self, sandbox: &Sandbox) {
-        let Sandbox {
-            namespace,
-            name,
-            uid,
-            ..
-        } = sandbox;
-        let released = match self.netns.get(uid).cloned() {
-            Some(netns) => blocking(move || program::remove(&netns)).await,
-            None => Ok(()),
-        };
-        match released {
-            Ok(()) => {
-                info!(namespace, name, uid, "pod released");
-                self.parts.state.released(sandbox);
-            }
-            Err(cause) => {
-                error!(namespace, name, uid, %cause, "pod could not be released");
-                metrics::counter!("redirect_failures_total", "step" => "release").increment(1);
-                self.parts.state.failed(uid, Instant::now());
-            }
-        }
-    }
-
-    async fn annotate(
-        &mut self,
-        uid: &str,
-        namespace: &str,
-        name: &str,
-        value: Option<Redirection>,
-    ) {
-        let key = ObjectKey::namespaced(Kind::Pod, namespace, name);
-        let (status, owner) = (self.parts.status.clone(), uid.to_owned());
-        let written = blocking(move || match value {
-            Some(value) => {
-                let annotations =
-                    [(REDIRECTION_ANNOTATION.to_owned(), value.as_str().to_owned())].into();
-                status.write(
-                    &key,
-                    &owner,
-                    &Partial {
-                        annotations,
-                        ..Partial::default()
-                    },
-                )
-            }
-            None => status.remove(&key),
-        })
-        .await;
-        match written {
-            Ok(_) => {
-                debug!(
-                    namespace,
-                    name,
-                    value = value.map(Redirection::as_str),
-                    "redirection annotated"
-                );
-                self.parts.state.annotated(uid, value);
-            }
-            Err(cause) => {
-                error!(namespace, name, %cause, "pod could not be annotated");
-                metrics::counter!("redirect_failures_total", "step" => "annotate").increment(1);
-                self.parts.state.failed(uid, Instant::now());
-            }
-        }
-    }
-
     /// Tells ztunnel which pods to serve, if that has changed.
     fn publish(&self) {
-        let pods = self
-            .parts
-            .state
-            .wanted()
-            .into_iter()
-            .map(|(uid, (pod, netns))| {
-                let netns = netns.and_then(|_| self.netns.get(uid).cloned());
-                let pod = WantedPod {
-                    name: pod.name.clone(),
-                    namespace: pod.namespace.clone(),
-                    service_account: pod.service_account.clone(),
-                    netns,
-                };
-                (uid.to_owned(), pod)
-            });
+        let pods = self.parts.state.wanted().into_iter().map(|(uid, wanted)| {
+            let netns = wanted.netns.and_then(|_| self.netns.get(uid).cloned());
+            let pod = WantedPod {
+                name: wanted.pod.name.clone(),
+                namespace: wanted.pod.namespace.clone(),
+                service_account: wanted.pod.service_account.clone(),
+                netns,
+                intent: wanted.intent,
+            };
+            (uid.to_owned(), pod)
+        });
         let wanted: Wanted = pods.collect();
         metrics::gauge!("redirect_captured_pods").set(wanted.len() as f64);
         self.parts.wanted.send_if_modified(|current| {

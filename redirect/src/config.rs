@@ -76,6 +76,9 @@ struct Arguments {
     /// Seconds between looks at the rules of every pod
     #[arg(long, env = "RULE_CHECK_INTERVAL", default_value_t = 30)]
     rule_check_interval: u64,
+    /// Seconds that connections of a pod may go on after it has left the mesh
+    #[arg(long, env = "RELEASE_DEADLINE", default_value_t = 300)]
+    release_deadline: u64,
     /// Remove the node's rules on exit instead of leaving them to the next agent
     #[arg(long, env = "AMBIENT_DISABLE_SAFE_UPGRADE", default_value_t = false, action = clap::ArgAction::Set)]
     disable_safe_upgrade: bool,
@@ -101,6 +104,7 @@ pub struct Config {
     pub host_netns: Option<PathBuf>,
     pub host_root: PathBuf,
     pub rule_check_interval: Duration,
+    pub release_deadline: Duration,
     pub on_exit: OnExit,
     pub log: LogConfig,
 }
@@ -192,6 +196,7 @@ impl Config {
             host_netns: arguments.host_netns,
             host_root: arguments.host_root,
             rule_check_interval: Duration::from_secs(arguments.rule_check_interval),
+            release_deadline: Duration::from_secs(arguments.release_deadline),
             on_exit: if arguments.disable_safe_upgrade {
                 OnExit::CleanUp
             } else {
@@ -252,6 +257,7 @@ impl Config {
                 "rule_check_interval",
                 format!("{:?}", self.rule_check_interval),
             ),
+            ("release_deadline", format!("{:?}", self.release_deadline)),
             ("on_exit", format!("{:?}", self.on_exit)),
         ]
         .into()

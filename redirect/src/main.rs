@@ -111,6 +111,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
             enrolment: config.enrolment,
             families: config.host.families,
             dns: config.dns,
+            release_deadline: config.release_deadline,
         },
         sandboxes,
     );

@@ -24,6 +24,9 @@ pub struct Sandbox {
     pub dev: u64,
     pub ino: u64,
     pub ips: Vec<IpAddr>,
+    /// Rules of ours may be in it.
+    #[serde(default)]
+    pub captured: bool,
 }
 
 impl Sandbox {
@@ -135,6 +138,7 @@ mod tests {
             dev: 4,
             ino: 4026532000,
             ips: vec!["10.77.0.2".parse().unwrap()],
+            captured: true,
         }
     }
 

@@ -138,6 +138,38 @@ pub fn pod_plan(options: &PodOptions) -> PodPlan {
     }
 }
 
+/// How much of a pod's new traffic is captured. What is established stays with whom it is in any case, as long as the
+/// tables exist: the kernel goes on translating, and ztunnel's own connections are told by their marks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    Everything,
+    /// The pod leaves the mesh, and its peers have not been told: what comes in is still decided on.
+    Inbound,
+    /// The pod has left the mesh; ztunnel carries what is open to its end.
+    Nothing,
+}
+
+/// The plan of a pod on its way out of the mesh.
+pub fn reduced_plan(options: &PodOptions, reach: Reach) -> PodPlan {
+    let mut plan = pod_plan(options);
+    let nat = plan
+        .tables
+        .iter_mut()
+        .filter(|table| table.name == NAT_TABLE);
+    for chain in nat.flat_map(|table| &mut table.chains) {
+        match (chain.name, reach) {
+            (PREROUTING, Reach::Inbound) => chain
+                .rules
+                .retain(|rule| rule.action != Action::Redirect(OUTBOUND_PORT)),
+            (PREROUTING, Reach::Nothing) | (OUTPUT, Reach::Inbound | Reach::Nothing) => {
+                chain.rules.clear();
+            }
+            _ => {}
+        }
+    }
+    plan
+}
+
 /// The routing rule of one family.
 pub fn routing(family: Family) -> Routing {
     Routing {

@@ -6,11 +6,16 @@
 //! remembered as "to do": a step is due while what should be differs from what is, so no lost event matters for long.
 //!
 //! ```text
-//!  pod in the cluster + sandbox ──► Capture (rules) ──► wanted by ztunnel ──► its consent ──► annotation `enabled`
-//!                                                                   refusal or no answer yet ──► `pending`
-//!  label gone ──► annotation removed, no longer wanted ──► ztunnel has let go ──► Release (rules)
+//!  pod in the cluster + sandbox ──► ztunnel is asked ──► its consent ──► Capture (rules) ──► annotation `enabled`
+//!                                        refusal or no answer yet ──► `pending`
+//!  label gone ──► Loosen (fewer rules), annotation removed ──► ztunnel has let go ──► Release (see release.rs)
 //!  pod gone   ──► Forget
 //! ```
+//! Rules lead somewhere only once ztunnel listens, so a running pod that joins the mesh meets no closed port.
+
+mod pod;
+mod release;
+mod step;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -19,101 +24,15 @@ use std::time::{Duration, Instant};
 
 use capture::NetnsId;
 
-use crate::enroll::{Candidate, Enrolment, Labels, Network, Reason, Settings, enrolment};
+use crate::enroll::{Candidate, Enrolment, Labels, Settings, enrolment};
 use crate::memory::Sandbox;
 use crate::nftables::Members;
-use crate::plan::{Dns, Families, PodOptions};
+use crate::plan::{Dns, Families, PodOptions, PodPlan, Reach, pod_plan, reduced_plan};
+use crate::zds_link::Intent;
 use crate::zds_server::Answers;
-
-/// A pod of this node, as far as it matters here.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pod {
-    pub uid: String,
-    pub namespace: String,
-    pub name: String,
-    pub service_account: String,
-    pub labels: Labels,
-    pub annotations: Labels,
-    pub network: Network,
-    pub life: Life,
-    pub ips: Vec<IpAddr>,
-    /// What its annotation says.
-    pub redirection: Option<Redirection>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Life {
-    Running,
-    /// Succeeded or failed: its containers are gone for good.
-    Ended,
-}
-
-/// The values of the annotation `ambient.istio.io/redirection`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Redirection {
-    Enabled,
-    /// The rules are in place, ztunnel has not consented.
-    Pending,
-}
-
-pub const REDIRECTION_ANNOTATION: &str = "ambient.istio.io/redirection";
-
-impl Redirection {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Enabled => "enabled",
-            Self::Pending => "pending",
-        }
-    }
-
-    pub fn parse(text: &str) -> Option<Self> {
-        [Self::Enabled, Self::Pending]
-            .into_iter()
-            .find(|value| value.as_str() == text)
-    }
-}
-
-/// How a pod's traffic should be treated.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wish {
-    Captured(PodOptions),
-    Released(Reason),
-    Ended,
-    /// The cluster doesn't know the pod.
-    Gone,
-}
-
-/// Something to do for one pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
-    Capture {
-        sandbox: Arc<Sandbox>,
-        options: PodOptions,
-    },
-    Release {
-        sandbox: Arc<Sandbox>,
-    },
-    Annotate {
-        uid: String,
-        namespace: String,
-        name: String,
-        value: Option<Redirection>,
-    },
-    Forget {
-        sandbox: Arc<Sandbox>,
-    },
-}
-
-/// Were rules already there when we came? After a restart of the agent ztunnel has served such a pod all along.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Continuity {
-    Found,
-    Fresh,
-}
-
-/// How long the rules of a pod that leaves the mesh outlive ztunnel's silence. ztunnel ends what is open while the rules
-/// still hold: without them its resets no longer reach the application, whose next bytes would go out in the clear.
-const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
+pub use pod::{Life, Pod, REDIRECTION_ANNOTATION, Redirection};
+use release::{Leaving, Stage};
+pub use step::{Continuity, Step, Wish};
 
 /// Options of the node.
 #[derive(Debug, Clone)]
@@ -121,6 +40,17 @@ pub struct Options {
     pub enrolment: Settings,
     pub families: Families,
     pub dns: Dns,
+    /// How long connections that are open when their pod leaves the mesh may go on.
+    pub release_deadline: Duration,
+}
+
+/// A pod that ztunnel should serve, or let go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WantedPod<'a> {
+    pub pod: &'a Pod,
+    /// None: it is in the mesh, but where it runs isn't known.
+    pub netns: Option<NetnsId>,
+    pub intent: Intent,
 }
 
 #[derive(Debug)]
@@ -131,8 +61,10 @@ pub struct State {
     sandboxes: BTreeMap<String, Arc<Sandbox>>,
     rules: BTreeMap<String, Rules>,
     released: BTreeMap<String, NetnsId>,
-    /// Since when pods are on their way out of the mesh.
-    leaving: BTreeMap<String, Instant>,
+    /// Pods on their way out of the mesh.
+    leaving: BTreeMap<String, Leaving>,
+    /// Pods whose sandbox is new to this agent, so that nothing can be in it from before.
+    fresh: BTreeSet<String>,
     annotated: BTreeMap<String, Option<Redirection>>,
     failures: BTreeMap<String, Failure>,
     /// Pods that the cluster still has, but whose sandbox the runtime has taken down.
@@ -144,6 +76,7 @@ pub struct State {
 struct Rules {
     netns: NetnsId,
     options: PodOptions,
+    reach: Reach,
     continuity: Continuity,
 }
 
@@ -166,6 +99,7 @@ impl State {
             rules: BTreeMap::new(),
             released: BTreeMap::new(),
             leaving: BTreeMap::new(),
+            fresh: BTreeSet::new(),
             annotated: BTreeMap::new(),
             failures: BTreeMap::new(),
             torn_down: BTreeSet::new(),
@@ -218,11 +152,17 @@ impl State {
             .is_none_or(|known| known.netns_id() != sandbox.netns_id())
         {
             self.rules.remove(&uid);
+            self.fresh.insert(uid.clone());
         }
         self.failures.remove(&uid);
         self.released.remove(&uid);
         self.torn_down.remove(&uid);
         self.sandboxes.insert(uid, Arc::new(sandbox));
+    }
+
+    /// What is remembered of a sandbox has changed.
+    pub fn sandbox_noted(&mut self, sandbox: Arc<Sandbox>) {
+        self.sandboxes.insert(sandbox.uid.clone(), sandbox);
     }
 
     /// The runtime took the pod's sandbox down: nobody need serve the pod until it has another one.
@@ -239,6 +179,7 @@ impl State {
         self.rules.remove(uid);
         self.released.remove(uid);
         self.failures.remove(uid);
+        self.fresh.remove(uid);
     }
 
     pub fn answers_arrived(&mut self, answers: Answers) {
@@ -260,7 +201,21 @@ impl State {
             Rules {
                 netns: sandbox.netns_id(),
                 options,
+                reach: Reach::Everything,
                 continuity,
+            },
+        );
+    }
+
+    pub fn loosened(&mut self, sandbox: &Sandbox, options: PodOptions, reach: Reach) {
+        self.failures.remove(&sandbox.uid);
+        self.rules.insert(
+            sandbox.uid.clone(),
+            Rules {
+                netns: sandbox.netns_id(),
+                options,
+                reach,
+                continuity: Continuity::Found,
             },
         );
     }
@@ -332,18 +287,29 @@ impl State {
             network: pod.network,
         };
         match enrolment(candidate, &self.options.enrolment) {
-            Enrolment::Enrolled => Wish::Captured(PodOptions::for_pod(
-                &pod.annotations,
-                self.options.families,
-                self.options.dns,
-            )),
+            Enrolment::Enrolled => Wish::Captured(self.options_of(pod)),
             Enrolment::Outside(reason) => Wish::Released(reason),
         }
     }
 
-    /// The options under which a pod's rules hold now.
-    pub fn rules(&self, uid: &str) -> Option<&PodOptions> {
-        self.rules.get(uid).map(|rules| &rules.options)
+    fn options_of(&self, pod: &Pod) -> PodOptions {
+        PodOptions::for_pod(&pod.annotations, self.options.families, self.options.dns)
+    }
+
+    /// The rules that hold in a pod now.
+    pub fn plan(&self, uid: &str) -> Option<PodPlan> {
+        let rules = self.rules.get(uid)?;
+        Some(match rules.reach {
+            Reach::Everything => pod_plan(&rules.options),
+            reach => reduced_plan(&rules.options, reach),
+        })
+    }
+
+    /// Is all of the pod's new traffic captured?
+    pub fn is_captured(&self, uid: &str) -> bool {
+        self.rules
+            .get(uid)
+            .is_some_and(|rules| rules.reach == Reach::Everything)
     }
 
     /// The next thing to do, if any is due.
@@ -370,21 +336,49 @@ impl State {
     /// When [`Self::next`] should be asked again although nothing has happened, given that it was asked at `asked`.
     pub fn next_retry(&self, asked: Instant) -> Option<Instant> {
         let retries = self.failures.values().map(|failure| failure.retry_at);
-        let releases = self.leaving.values().map(|since| *since + RELEASE_PATIENCE);
+        let deadline = self.options.release_deadline;
+        let releases = self
+            .leaving
+            .values()
+            .flat_map(|leaving| leaving.wakes_at(deadline));
         retries.chain(releases).filter(|at| *at > asked).min()
     }
 
     fn note_who_leaves(&mut self, now: Instant) {
-        let leaving: BTreeSet<_> = self
+        let leaving: BTreeMap<_, _> = self
             .sandboxes
-            .keys()
-            .filter(|uid| matches!(self.wish(uid), Wish::Released(_)))
-            .cloned()
+            .values()
+            .filter(|sandbox| matches!(self.wish(&sandbox.uid), Wish::Released(_)))
+            .filter(|sandbox| self.has_something_of_ours(sandbox))
+            .map(|sandbox| {
+                let answer = self.answers.get(&sandbox.uid);
+                let report = answer.and_then(|answer| answer.report());
+                (sandbox.uid.clone(), (self.is_served(sandbox), report))
+            })
             .collect();
-        self.leaving.retain(|uid, _| leaving.contains(uid));
-        for uid in leaving {
-            self.leaving.entry(uid).or_insert(now);
+        self.leaving.retain(|uid, _| leaving.contains_key(uid));
+        let deadline = self.options.release_deadline;
+        for (uid, (served, report)) in leaving {
+            self.leaving
+                .entry(uid)
+                .or_insert_with(|| Leaving::new(now))
+                .note(served, report, deadline, now);
         }
+    }
+
+    /// After a restart it is not known whether there are rules; the annotation and the memory tell.
+    fn has_something_of_ours(&self, sandbox: &Sandbox) -> bool {
+        let uid = &sandbox.uid;
+        let annotated = self.annotated.get(uid).copied().flatten().is_some();
+        let done = self.released.get(uid) == Some(&sandbox.netns_id());
+        self.rules.contains_key(uid) || !done && (annotated || self.was_captured_before(sandbox))
+    }
+
+    /// Captured by an agent before this one, as far as is known.
+    fn was_captured_before(&self, sandbox: &Sandbox) -> bool {
+        let uid = &sandbox.uid;
+        let enabled = self.annotated.get(uid).copied().flatten() == Some(Redirection::Enabled);
+        !self.fresh.contains(uid) && (sandbox.captured || enabled)
     }
 
     /// Whether ztunnel serves the pod in this sandbox, as far as it has said.
@@ -392,38 +386,44 @@ impl State {
         matches!(self.consent(&sandbox.uid, sandbox.netns_id()), Some(Ok(())))
     }
 
-    fn may_lose_rules(&self, sandbox: &Sandbox, now: Instant) -> bool {
-        let waited_enough = |since: &Instant| now >= *since + RELEASE_PATIENCE;
-        !self.is_served(sandbox) || self.leaving.get(&sandbox.uid).is_some_and(waited_enough)
+    /// Rules come once somebody listens where they lead, unless they are there already.
+    fn may_capture(&self, sandbox: &Sandbox) -> bool {
+        self.is_served(sandbox)
+            || self.rules.contains_key(&sandbox.uid)
+            || self.was_captured_before(sandbox)
     }
 
     fn rule_step(&self, sandbox: &Arc<Sandbox>, now: Instant) -> Option<Step> {
         let rules = self.rules.get(&sandbox.uid);
+        let holds = |options: &PodOptions, reach| {
+            rules.is_some_and(|rules| rules.options == *options && rules.reach == reach)
+        };
+        let sandbox = Arc::clone(sandbox);
         match self.wish(&sandbox.uid) {
-            Wish::Captured(options) if rules.is_none_or(|rules| rules.options != options) => {
-                Some(Step::Capture {
-                    sandbox: sandbox.clone(),
-                    options,
-                })
+            Wish::Captured(options) => {
+                let due = !holds(&options, Reach::Everything) && self.may_capture(&sandbox);
+                due.then_some(Step::Capture { sandbox, options })
             }
-            Wish::Captured(_) | Wish::Ended => None,
+            Wish::Ended => None,
             Wish::Released(_) => {
-                // After a restart it is unknown whether there are rules; the annotation tells.
-                let annotated = self
-                    .annotated
-                    .get(&sandbox.uid)
-                    .copied()
-                    .flatten()
-                    .is_some();
-                let done = self.released.get(&sandbox.uid) == Some(&sandbox.netns_id());
-                let due = rules.is_some() || annotated && !done;
-                (due && self.may_lose_rules(sandbox, now)).then(|| Step::Release {
-                    sandbox: sandbox.clone(),
+                let leaving = self.leaving.get(&sandbox.uid)?;
+                let reach = match leaving.stage() {
+                    Stage::Held => Reach::Inbound,
+                    Stage::Draining => Reach::Nothing,
+                    Stage::Over => {
+                        let due = leaving.may_lose_rules(self.is_served(&sandbox), now);
+                        return due.then_some(Step::Release { sandbox });
+                    }
+                };
+                let options = self.options_of(self.pods.get(&sandbox.uid)?);
+                let due = !holds(&options, reach);
+                due.then_some(Step::Loosen {
+                    sandbox,
+                    options,
+                    reach,
                 })
             }
-            Wish::Gone => Some(Step::Forget {
-                sandbox: sandbox.clone(),
-            }),
+            Wish::Gone => Some(Step::Forget { sandbox }),
         }
     }
 
@@ -440,12 +440,22 @@ impl State {
 
     fn redirection(&self, pod: &Pod, current: Option<Redirection>) -> Option<Redirection> {
         match self.wish(&pod.uid) {
-            Wish::Released(_) | Wish::Ended | Wish::Gone => None,
+            Wish::Released(_) => {
+                let told = self.leaving.get(&pod.uid).is_none_or(Leaving::is_told);
+                current.filter(|_| !told)
+            }
+            Wish::Ended | Wish::Gone => None,
             Wish::Captured(_) if self.torn_down.contains(&pod.uid) => None,
             Wish::Captured(_) => {
-                // Without rules of ours nothing new is known.
                 let Some(rules) = self.rules.get(&pod.uid) else {
-                    return current;
+                    // Without rules of ours nothing new is known of a pod that was there before us.
+                    let new = self.sandboxes.contains_key(&pod.uid)
+                        && (self.fresh.contains(&pod.uid) || current.is_none());
+                    return if new {
+                        Some(Redirection::Pending)
+                    } else {
+                        current
+                    };
                 };
                 Some(
                     match self
@@ -466,28 +476,34 @@ impl State {
         }
     }
 
-    /// The pods that ztunnel should serve, with the namespace if the pod's rules hold in it.
-    pub fn wanted(&self) -> BTreeMap<&str, (&Pod, Option<NetnsId>)> {
-        self.pods
-            .values()
-            .filter(|pod| {
-                matches!(self.wish(&pod.uid), Wish::Captured(_))
-                    && !self.torn_down.contains(&pod.uid)
-            })
-            .filter_map(|pod| {
-                let netns = self.rules.get(&pod.uid).map(|rules| rules.netns);
-                let served = self.annotated.get(&pod.uid).copied().flatten().is_some();
-                (netns.is_some() || served).then_some((pod.uid.as_str(), (pod, netns)))
-            })
-            .collect()
+    /// The pods that ztunnel should serve or let go, with the namespace of those whose sandbox is known.
+    pub fn wanted(&self) -> BTreeMap<&str, WantedPod<'_>> {
+        let wanted = self.pods.values().filter_map(|pod| {
+            let uid = pod.uid.as_str();
+            let intent = match self.wish(uid) {
+                Wish::Captured(_) if !self.torn_down.contains(uid) => Intent::Serve,
+                Wish::Released(_) => {
+                    let leaving = self.leaving.get(uid)?;
+                    (leaving.stage() != Stage::Over).then_some(Intent::LetGo)?
+                }
+                _ => return None,
+            };
+            let netns = self.sandboxes.get(uid).map(|sandbox| sandbox.netns_id());
+            let served = self.annotated.get(uid).copied().flatten().is_some();
+            let wanted = WantedPod { pod, netns, intent };
+            (netns.is_some() || served).then_some((uid, wanted))
+        });
+        wanted.collect()
     }
 
     /// The addresses of captured pods, with the UID of their owner.
     pub fn members(&self) -> Members {
         let captured = self.wanted();
-        let captured = captured.iter().filter(|(_, (_, netns))| netns.is_some());
+        let captured = captured.values().filter(|wanted| wanted.netns.is_some());
         captured
-            .flat_map(|(uid, (pod, _))| self.ips(pod).into_iter().map(|ip| (ip, (*uid).to_owned())))
+            .flat_map(|WantedPod { pod, .. }| {
+                self.ips(pod).into_iter().map(|ip| (ip, pod.uid.clone()))
+            })
             .collect()
     }
 

@@ -6,8 +6,10 @@
 //! ztunnel holds.
 //!
 //! ```text
-//!  hello ──► Snapshot: add or keep every wanted pod, then snapshot_sent ──► Live: del and add what differs
+//!  hello ──► Snapshot: add or keep every wanted pod, then snapshot_sent ──► Live: del and add what differs,
+//!                                                                 ask after the pods that are to be let go
 //! ```
+//! A ztunnel that can't let go bit by bit is told to delete such a pod at once.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -24,6 +26,15 @@ pub struct WantedPod {
     pub service_account: String,
     /// None: it is known to be in the mesh, but its namespace isn't at hand; who serves it should go on.
     pub netns: Option<Netns>,
+    pub intent: Intent,
+}
+
+/// What ztunnel should do for a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Intent {
+    Serve,
+    /// Carry on what is open, and serve peers that have not heard that the pod leaves the mesh.
+    LetGo,
 }
 
 /// Only the newest ztunnel gets new pods; older ones are about to leave.
@@ -46,6 +57,9 @@ pub enum Message {
     Del {
         uid: String,
     },
+    Release {
+        uid: String,
+    },
     SnapshotSent,
 }
 
@@ -56,10 +70,22 @@ pub enum Next {
     Wait(Option<Instant>),
 }
 
+/// Whether a ztunnel can let go of a pod bit by bit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Releases {
+    Gently,
+    #[default]
+    AtOnce,
+}
+
+/// How often a ztunnel is asked how far a pod is.
+const RELEASE_PERIOD: Duration = Duration::from_millis(250);
+
 /// One ztunnel, as far as its answers tell.
 #[derive(Debug, Default)]
 pub struct Link {
     phase: Phase,
+    releases: Releases,
     pods: BTreeMap<String, Held>,
 }
 
@@ -73,6 +99,9 @@ enum Phase {
 #[derive(Debug)]
 enum Held {
     Serving(NetnsId),
+    LettingGo {
+        ask_at: Instant,
+    },
     Kept,
     Refused {
         netns: NetnsId,
@@ -82,6 +111,13 @@ enum Held {
 }
 
 impl Link {
+    pub fn new(releases: Releases) -> Self {
+        Self {
+            releases,
+            ..Self::default()
+        }
+    }
+
     pub fn next(&self, wanted: &Wanted, role: Role, now: Instant) -> Next {
         match self.phase {
             Phase::Snapshot => self.next_of_snapshot(wanted),
@@ -89,9 +125,16 @@ impl Link {
         }
     }
 
+    /// Is this pod for this ztunnel to hold?
+    fn holds(&self, pod: &WantedPod) -> bool {
+        pod.intent == Intent::Serve || self.releases == Releases::Gently
+    }
+
     /// The snapshot names every pod, whoever else may be newer by now: a pod that it leaves out would be dropped.
     fn next_of_snapshot(&self, wanted: &Wanted) -> Next {
-        let unnamed = wanted.iter().find(|(uid, _)| !self.pods.contains_key(*uid));
+        let unnamed = wanted
+            .iter()
+            .find(|(uid, pod)| self.holds(pod) && !self.pods.contains_key(*uid));
         Next::Send(match unnamed {
             Some((uid, pod)) => match &pod.netns {
                 Some(netns) => Message::Add {
@@ -106,34 +149,55 @@ impl Link {
     }
 
     fn next_of_life(&self, wanted: &Wanted, role: Role, now: Instant) -> Next {
-        if let Some(uid) = self.pods.keys().find(|uid| !wanted.contains_key(*uid)) {
+        let unwanted = |uid: &&String| !wanted.get(*uid).is_some_and(|pod| self.holds(pod));
+        if let Some(uid) = self.pods.keys().find(unwanted) {
             return Next::Send(Message::Del { uid: uid.clone() });
         }
-        if role == Role::Older {
-            return Next::Wait(None);
-        }
         let mut wake: Option<Instant> = None;
-        for (uid, pod) in wanted {
-            let Some(netns) = &pod.netns else { continue };
-            match self.pods.get(uid) {
-                Some(Held::Serving(served)) if *served == netns.id() => {}
-                Some(Held::Refused {
-                    netns: refused,
-                    retry_at,
-                    ..
-                }) if *refused == netns.id() && *retry_at > now => {
-                    wake = Some(wake.map_or(*retry_at, |wake| wake.min(*retry_at)));
+        for (uid, pod) in wanted.iter().filter(|(_, pod)| self.holds(pod)) {
+            let step = match pod.intent {
+                Intent::Serve => self.serve(uid, pod, role, now),
+                Intent::LetGo => self.let_go(uid, now),
+            };
+            match step {
+                Some(Next::Wait(Some(until))) => {
+                    wake = Some(wake.map_or(until, |wake| wake.min(until)));
                 }
-                _ => {
-                    return Next::Send(Message::Add {
-                        uid: uid.clone(),
-                        pod: pod.clone(),
-                        netns: netns.clone(),
-                    });
-                }
+                Some(Next::Wait(None)) | None => {}
+                Some(send) => return send,
             }
         }
         Next::Wait(wake)
+    }
+
+    fn serve(&self, uid: &str, pod: &WantedPod, role: Role, now: Instant) -> Option<Next> {
+        let netns = pod.netns.as_ref()?;
+        match self.pods.get(uid) {
+            _ if role == Role::Older => None,
+            Some(Held::Serving(served)) if *served == netns.id() => None,
+            Some(Held::Refused {
+                netns: refused,
+                retry_at,
+                ..
+            }) if *refused == netns.id() && *retry_at > now => Some(Next::Wait(Some(*retry_at))),
+            _ => Some(Next::Send(Message::Add {
+                uid: uid.to_owned(),
+                pod: pod.clone(),
+                netns: netns.clone(),
+            })),
+        }
+    }
+
+    /// Whoever holds the pod is asked, older ztunnels too; whoever doesn't need not get it any more.
+    fn let_go(&self, uid: &str, now: Instant) -> Option<Next> {
+        match self.pods.get(uid)? {
+            Held::Refused { .. } => None,
+            Held::LettingGo { ask_at } if *ask_at > now => Some(Next::Wait(Some(*ask_at))),
+            Held::Serving(_) | Held::Kept | Held::LettingGo { .. } => {
+                let uid = uid.to_owned();
+                Some(Next::Send(Message::Release { uid }))
+            }
+        }
     }
 
     /// Takes the answer to `message`: an empty `error` is consent.
@@ -146,6 +210,14 @@ impl Link {
             // A pod that ztunnel can't remove is none that it should hold; asking again would not help.
             Message::Del { uid } => {
                 self.pods.remove(uid);
+            }
+            // One that it can't let go is none that it holds.
+            Message::Release { uid } if !error.is_empty() => {
+                self.pods.remove(uid);
+            }
+            Message::Release { uid } => {
+                let ask_at = now + RELEASE_PERIOD;
+                self.pods.insert(uid.clone(), Held::LettingGo { ask_at });
             }
             Message::Add { uid, netns, .. } => {
                 let held = if error.is_empty() {
@@ -191,6 +263,7 @@ mod tests {
             namespace: "shop".into(),
             service_account: "web".into(),
             netns,
+            intent: Intent::Serve,
         }
     }
 
@@ -207,6 +280,7 @@ mod tests {
                 Message::Add { uid, .. } => format!("add {uid}"),
                 Message::Keep { uid } => format!("keep {uid}"),
                 Message::Del { uid } => format!("del {uid}"),
+                Message::Release { uid } => format!("release {uid}"),
                 Message::SnapshotSent => "snapshot".to_owned(),
             });
             link.answered(&message, "", now);
@@ -257,6 +331,63 @@ mod tests {
         wanted = [("b".into(), pod(Some(new_netns())))].into();
         assert_eq!(converse(&mut link, &wanted, Role::Older), ["del a"]);
         assert_eq!(converse(&mut link, &wanted, Role::Newest), ["add b"]);
+    }
+
+    fn let_go(netns: Netns) -> WantedPod {
+        WantedPod {
+            intent: Intent::LetGo,
+            ..pod(Some(netns))
+        }
+    }
+
+    #[test]
+    fn a_pod_that_leaves_is_asked_after_until_it_is_deleted_or_comes_back() {
+        let netns = new_netns();
+        let mut wanted: Wanted = [("a".into(), pod(Some(netns.clone())))].into();
+        let mut link = Link::new(Releases::Gently);
+        converse(&mut link, &wanted, Role::Newest);
+        wanted.insert("a".into(), let_go(netns.clone()));
+        // Older ztunnels too: they may carry some of it.
+        assert_eq!(converse(&mut link, &wanted, Role::Older), ["release a"]);
+        let now = Instant::now();
+        let Next::Wait(Some(ask_at)) = link.next(&wanted, Role::Newest, now) else {
+            panic!("it is not asked again")
+        };
+        assert!(ask_at <= now + RELEASE_PERIOD);
+        let again = Message::Release { uid: "a".into() };
+        assert_eq!(
+            link.next(&wanted, Role::Newest, ask_at),
+            Next::Send(again.clone())
+        );
+        link.answered(&again, "", ask_at);
+        wanted.insert("a".into(), pod(Some(netns.clone())));
+        assert_eq!(converse(&mut link, &wanted, Role::Newest), ["add a"]);
+        wanted.insert("a".into(), let_go(netns));
+        assert_eq!(converse(&mut link, &wanted, Role::Newest), ["release a"]);
+        assert_eq!(converse(&mut link, &Wanted::new(), Role::Newest), ["del a"]);
+    }
+
+    #[test]
+    fn a_pod_that_leaves_is_handed_to_a_ztunnel_that_comes_anew() {
+        let wanted: Wanted = [("a".into(), let_go(new_netns()))].into();
+        assert_eq!(
+            converse(&mut Link::new(Releases::Gently), &wanted, Role::Newest),
+            ["add a", "snapshot", "release a"]
+        );
+    }
+
+    #[test]
+    fn a_ztunnel_that_knows_no_release_is_told_to_delete() {
+        let netns = new_netns();
+        let mut wanted: Wanted = [("a".into(), pod(Some(netns.clone())))].into();
+        let mut link = Link::default();
+        converse(&mut link, &wanted, Role::Newest);
+        wanted.insert("a".into(), let_go(netns));
+        assert_eq!(converse(&mut link, &wanted, Role::Newest), ["del a"]);
+        assert_eq!(
+            converse(&mut Link::default(), &wanted, Role::Newest),
+            ["snapshot"]
+        );
     }
 
     #[test]

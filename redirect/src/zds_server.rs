@@ -22,13 +22,13 @@ use capture::seqpacket::{Packet, SeqPacket, SeqPacketListener};
 use parking_lot::Mutex;
 use prost::Message as _;
 use proto::zds::{
-    AddWorkload, DelWorkload, KeepWorkload, SnapshotSent, WorkloadInfo, WorkloadRequest,
-    WorkloadResponse, ZdsHello, workload_request, workload_response,
+    AddWorkload, DelWorkload, Extension, KeepWorkload, ReleaseWorkload, SnapshotSent, WorkloadInfo,
+    WorkloadRequest, WorkloadResponse, ZdsHello, workload_request, workload_response,
 };
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
-use crate::zds_link::{Link, Message, Next, Role, Wanted};
+use crate::zds_link::{Link, Message, Next, Releases, Role, Wanted};
 
 /// The peer's bound on a message, and ours on its answers.
 const MAX_PACKET: usize = 1024;
@@ -46,6 +46,36 @@ pub struct Answer {
     pub netns: NetnsId,
     /// Empty: it serves the pod.
     pub error: String,
+    /// What each connected ztunnel says of the pod while it is let go.
+    pub reports: BTreeMap<u64, Report>,
+}
+
+/// How far a ztunnel is with a pod that leaves the mesh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Report {
+    /// Connections that it still carries.
+    pub open: u64,
+    /// The control plane has told it that the pod is no longer reached by HBONE.
+    pub plain: bool,
+}
+
+impl Answer {
+    pub fn new(netns: NetnsId, error: String) -> Self {
+        Self {
+            netns,
+            error,
+            reports: BTreeMap::new(),
+        }
+    }
+
+    /// All ztunnels together: during an upgrade the older one carries connections too.
+    pub fn report(&self) -> Option<Report> {
+        let all = self.reports.values().copied();
+        all.reduce(|a, b| Report {
+            open: a.open + b.open,
+            plain: a.plain && b.plain,
+        })
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -155,6 +185,12 @@ impl Shared {
         connections.remove(&id);
         self.newest
             .send_replace(connections.last().copied().unwrap_or(0));
+        self.answers.send_if_modified(|answers| {
+            let removed = answers
+                .values_mut()
+                .filter_map(|answer| answer.reports.remove(&id));
+            removed.count() > 0
+        });
     }
 
     fn role(&self, id: u64) -> Role {
@@ -165,6 +201,14 @@ impl Shared {
         }
     }
 
+    fn note(&self, uid: &str, id: u64, report: Report) {
+        self.answers.send_if_modified(|answers| {
+            answers
+                .get_mut(uid)
+                .is_some_and(|answer| answer.reports.insert(id, report) != Some(report))
+        });
+    }
+
     fn wanted(&self) -> Option<Arc<Wanted>> {
         self.wanted.borrow().clone()
     }
@@ -172,10 +216,9 @@ impl Shared {
 
 /// A connection's life: hello, then one message and one answer after the other.
 async fn converse(socket: &SeqPacket, shared: &Shared, id: u64) -> Result<(), ZdsError> {
-    hello(socket).await?;
+    let mut link = Link::new(hello(socket).await?);
     let mut wanted = shared.wanted.clone();
     let mut newest = shared.newest.subscribe();
-    let mut link = Link::default();
     loop {
         wanted.borrow_and_update();
         newest.borrow_and_update();
@@ -184,8 +227,11 @@ async fn converse(socket: &SeqPacket, shared: &Shared, id: u64) -> Result<(), Zd
         };
         match link.next(&pods, shared.role(id), Instant::now()) {
             Next::Send(message) => {
-                let error = exchange(socket, &message).await?;
+                let Acknowledged { error, report } = exchange(socket, &message).await?;
                 tell(&message, &error, shared, id);
+                if let (Message::Release { uid }, Some(report)) = (&message, report) {
+                    shared.note(uid, id, report);
+                }
                 link.answered(&message, &error, Instant::now());
             }
             Next::Wait(until) => {
@@ -225,10 +271,7 @@ fn tell(message: &Message, error: &str, shared: &Shared, id: u64) {
                 );
             }
             if shared.role(id) == Role::Newest {
-                let answer = Answer {
-                    netns: netns.id(),
-                    error: error.to_owned(),
-                };
+                let answer = Answer::new(netns.id(), error.to_owned());
                 shared.answers.send_modify(|answers| {
                     answers.insert(uid.clone(), answer);
                 });
@@ -245,6 +288,16 @@ fn tell(message: &Message, error: &str, shared: &Shared, id: u64) {
                 .answers
                 .send_if_modified(|answers| answers.remove(uid).is_some());
         }
+        Message::Release { uid } => {
+            if !error.is_empty() {
+                warn!(connection = id, uid, error, "ztunnel can't let a pod go");
+                shared.answers.send_if_modified(|answers| {
+                    answers
+                        .get_mut(uid)
+                        .is_some_and(|answer| answer.reports.remove(&id).is_some())
+                });
+            }
+        }
         Message::Keep { .. } | Message::SnapshotSent => {
             if !error.is_empty() {
                 warn!(
@@ -256,18 +309,30 @@ fn tell(message: &Message, error: &str, shared: &Shared, id: u64) {
     }
 }
 
-async fn hello(socket: &SeqPacket) -> Result<(), ZdsError> {
+async fn hello(socket: &SeqPacket) -> Result<Releases, ZdsError> {
     let packet = receive(socket, "hello").await?;
     let hello = ZdsHello::decode(packet.bytes.as_slice()).map_err(|cause| ZdsError::Malformed {
         what: "hello",
         cause: cause.to_string(),
     })?;
-    debug!(version = hello.version, "ztunnel says hello");
-    Ok(())
+    debug!(version = hello.version, extensions = ?hello.extensions, "ztunnel says hello");
+    Ok(if hello.extensions.contains(&Extension::Release.into()) {
+        Releases::Gently
+    } else {
+        Releases::AtOnce
+    })
 }
 
-/// Sends a message and returns the error in its answer, empty for none.
-async fn exchange(socket: &SeqPacket, message: &Message) -> Result<String, ZdsError> {
+/// A ztunnel's answer.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Acknowledged {
+    /// Empty for none.
+    error: String,
+    report: Option<Report>,
+}
+
+/// Sends a message and returns its answer.
+async fn exchange(socket: &SeqPacket, message: &Message) -> Result<Acknowledged, ZdsError> {
     let (payload, netns) = match message {
         Message::Add { uid, pod, netns } => {
             let workload_info = WorkloadInfo {
@@ -289,6 +354,10 @@ async fn exchange(socket: &SeqPacket, message: &Message) -> Result<String, ZdsEr
             workload_request::Payload::Del(DelWorkload { uid: uid.clone() }),
             None,
         ),
+        Message::Release { uid } => (
+            workload_request::Payload::Release(ReleaseWorkload { uid: uid.clone() }),
+            None,
+        ),
         Message::SnapshotSent => (
             workload_request::Payload::SnapshotSent(SnapshotSent {}),
             None,
@@ -299,14 +368,20 @@ async fn exchange(socket: &SeqPacket, message: &Message) -> Result<String, ZdsEr
     }
     .encode_to_vec();
     if bytes.len() > MAX_PACKET
-        && let Message::Add { uid, .. } | Message::Keep { uid } | Message::Del { uid } = message
+        && let Message::Add { uid, .. }
+        | Message::Keep { uid }
+        | Message::Del { uid }
+        | Message::Release { uid } = message
     {
         // Said to nobody, so that one odd pod does not end the connection.
-        return Ok(ZdsError::TooLong {
+        let error = ZdsError::TooLong {
             uid: uid.clone(),
             length: bytes.len(),
-        }
-        .to_string());
+        };
+        return Ok(Acknowledged {
+            error: error.to_string(),
+            report: None,
+        });
     }
     tokio::time::timeout(
         DEADLINE,
@@ -339,14 +414,20 @@ async fn receive(socket: &SeqPacket, what: &'static str) -> Result<Packet, ZdsEr
     Ok(packet)
 }
 
-fn parse_answer(bytes: &[u8]) -> Result<String, ZdsError> {
+fn parse_answer(bytes: &[u8]) -> Result<Acknowledged, ZdsError> {
     let malformed = |cause: String| ZdsError::Malformed {
         what: "answer",
         cause,
     };
     let response = WorkloadResponse::decode(bytes).map_err(|cause| malformed(cause.to_string()))?;
     match response.payload {
-        Some(workload_response::Payload::Ack(ack)) => Ok(ack.error),
+        Some(workload_response::Payload::Ack(ack)) => Ok(Acknowledged {
+            error: ack.error,
+            report: ack.release.map(|release| Report {
+                open: release.open,
+                plain: release.plain,
+            }),
+        }),
         None => Err(malformed("it acknowledges nothing".into())),
     }
 }
@@ -359,10 +440,17 @@ mod tests {
 
     #[test]
     fn answers_are_read_from_their_bytes() {
-        assert_eq!(parse_answer(&[0x0a, 0x00]).unwrap(), "");
-        assert_eq!(parse_answer(b"\x0a\x05\x0a\x03bad").unwrap(), "bad");
+        let error = |bytes: &[u8]| parse_answer(bytes).unwrap().error;
+        assert_eq!(error(&[0x0a, 0x00]), "");
+        assert_eq!(error(b"\x0a\x05\x0a\x03bad"), "bad");
         // A field of a newer peer does no harm.
-        assert_eq!(parse_answer(&[0x0a, 0x02, 0x10, 0x07]).unwrap(), "");
+        assert_eq!(error(&[0x0a, 0x02, 0x10, 0x07]), "");
+        let report = Report {
+            open: 2,
+            plain: true,
+        };
+        let bytes = [0x0a, 0x07, 0xca, 0x3e, 0x04, 0x08, 0x02, 0x10, 0x01];
+        assert_eq!(parse_answer(&bytes).unwrap().report, Some(report));
         for bytes in [&b"\x0a\x09\x0a"[..], b"\xff", b"\x12\x00"] {
             assert!(parse_answer(bytes).is_err(), "{bytes:?}");
         }

@@ -23,7 +23,7 @@ use redirect::nftables;
 use redirect::plan::{POD_TABLES, probe_set};
 use redirect::rules::Family;
 use serde_json::{Value, json};
-use support::{FAMILIES, Pair, accept, application, connect, node_ip, pod_ip, proxy};
+use support::{FAMILIES, Pair, accept, application, assert_talk, connect, node_ip, pod_ip, proxy};
 
 const NAMESPACE: &str = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, labels: {istio.io/dataplane-mode: ambient}}\n";
 const PLAIN_NAMESPACE: &str = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n";
@@ -96,6 +96,7 @@ impl Lab {
                 "--health=127.0.0.1:8000",
                 "--monitoring=127.0.0.1:15014",
                 "--rule-check-interval=1",
+                "--release-deadline=2",
             ])
             .arg(format!("--run-dir={}", self.run_dir().display()))
             .arg(format!(
@@ -230,6 +231,15 @@ struct Ztunnel {
 
 impl Ztunnel {
     fn start(folder: &Path, error: &'static str) -> Self {
+        Self::greeting(folder, error, &[0x08, 0x01])
+    }
+
+    /// One that can let pods go, and never comes to an end with it.
+    fn gentle(folder: &Path) -> Self {
+        Self::greeting(folder, "", &[0x08, 0x01, 0xca, 0x3e, 0x01, 0x01])
+    }
+
+    fn greeting(folder: &Path, error: &'static str, hello: &'static [u8]) -> Self {
         let (sender, said) = std::sync::mpsc::channel();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let path = folder.join("zds.sock");
@@ -241,7 +251,7 @@ impl Ztunnel {
             runtime.block_on(async {
                 tokio::select! {
                     _ = stopped => {}
-                    () = serve(&path, error, sender) => {}
+                    () = serve(&path, error, hello, sender) => {}
                 }
             });
         });
@@ -257,15 +267,16 @@ impl Ztunnel {
 /// How long a ztunnel takes to end what is open in a pod.
 const LETTING_GO: Duration = Duration::from_millis(150);
 
-async fn serve(path: &Path, error: &str, said: std::sync::mpsc::Sender<String>) {
+async fn serve(path: &Path, error: &str, hello: &[u8], said: std::sync::mpsc::Sender<String>) {
     let socket = SeqPacket::connect(path).unwrap();
-    socket.send(&[0x08, 0x01], None).await.unwrap();
+    socket.send(hello, None).await.unwrap();
     loop {
         let mut packet = socket.recv(1024).await.unwrap();
         if packet.is_end() {
             return;
         }
         let request = WorkloadRequest::decode(packet.bytes.as_slice()).unwrap();
+        let mut release = None;
         let (heard, error) = match request.payload.unwrap() {
             Payload::Add(add) => {
                 let netns = Netns::from_fd(packet.fds.remove(0)).unwrap();
@@ -285,12 +296,20 @@ async fn serve(path: &Path, error: &str, said: std::sync::mpsc::Sender<String>) 
                 tokio::time::sleep(LETTING_GO).await;
                 (format!("del {}", del.uid), "")
             }
+            Payload::Release(asked) => {
+                release = Some(proto::zds::Release {
+                    open: 1,
+                    plain: true,
+                });
+                (format!("release {}", asked.uid), "")
+            }
             Payload::SnapshotSent(_) => ("snapshot".into(), ""),
         };
         let ack = proto::zds::WorkloadResponse {
             payload: Some(proto::zds::workload_response::Payload::Ack(
                 proto::zds::Ack {
                     error: error.into(),
+                    release,
                 },
             )),
         };
@@ -343,6 +362,44 @@ fn a_pod_starts_once_it_is_captured_and_served_and_is_released_when_its_label_go
 }
 
 #[test]
+fn a_pod_that_leaves_drains_until_the_deadline_and_is_cleaned_up_then() {
+    let lab = Lab::new();
+    let ztunnel = Ztunnel::gentle(lab.folder.path());
+    ztunnel.expect("snapshot");
+    lab.apply_pod("u1");
+    lab.plugin("ADD", "u1").unwrap();
+    ztunnel.expect(&add_of(&lab, "u1"));
+    lab.until("annotated", || {
+        lab.annotation().as_deref() == Some("enabled")
+    });
+    let outbound = proxy(&lab.pair.pod, 15001);
+    let to = SocketAddr::new(node_ip(Family::V4), 8080);
+    let mut client = connect(&lab.pair.pod, to).unwrap();
+    let (mut served, _) = accept(&outbound);
+    let server = application(&lab.pair.node, 8080);
+
+    lab.apply("namespace.yaml", PLAIN_NAMESPACE);
+    let begun = Instant::now();
+    ztunnel.expect("release u1");
+    lab.until("not annotated", || lab.annotation().is_none());
+    ztunnel.expect("release u1");
+    let mut free = connect(&lab.pair.pod, to).unwrap();
+    assert_talk(&mut free, &mut accept(&server).0);
+    assert_talk(&mut client, &mut served);
+    assert!(lab.rules(), "they keep what is open where it is");
+    loop {
+        let heard = ztunnel.said.recv_timeout(Duration::from_secs(5)).unwrap();
+        match heard.as_str() {
+            "release u1" => {}
+            "del u1" => break,
+            other => panic!("{other}"),
+        }
+    }
+    assert!(begun.elapsed() >= Duration::from_secs(2));
+    lab.until("released", || !lab.rules());
+}
+
+#[test]
 fn a_pod_outside_the_mesh_starts_untouched() {
     let lab = Lab::new();
     lab.apply("namespace.yaml", PLAIN_NAMESPACE);
@@ -357,7 +414,7 @@ fn a_pod_outside_the_mesh_starts_untouched() {
 }
 
 #[test]
-fn without_ztunnel_a_pod_is_refused_but_captured_and_pending_and_the_next_ztunnel_gets_it() {
+fn without_ztunnel_a_pod_is_refused_and_pending_and_the_next_ztunnel_gets_it() {
     let lab = Lab::new();
     lab.apply_pod("u1");
     let error = lab.plugin("ADD", "u1").unwrap_err();
@@ -365,7 +422,7 @@ fn without_ztunnel_a_pod_is_refused_but_captured_and_pending_and_the_next_ztunne
         error.contains("ztunnel has not acknowledged") && error.contains("shop/web"),
         "{error}"
     );
-    assert!(lab.rules());
+    assert!(!lab.rules(), "nobody listens where they would lead");
     assert_eq!(lab.annotation().as_deref(), Some("pending"));
     assert!(lab.plugin("CHECK", "u1").is_err());
     let ztunnel = Ztunnel::start(lab.folder.path(), "");

@@ -8,7 +8,9 @@
 use std::path::Path;
 
 use redirect::enroll::Labels;
-use redirect::plan::{Dns, Families, HostOptions, Inbound, PodOptions, host_plan, pod_plan};
+use redirect::plan::{
+    Dns, Families, HostOptions, Inbound, PodOptions, Reach, host_plan, pod_plan, reduced_plan,
+};
 
 fn check(name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -92,6 +94,22 @@ fn a_pod_with_virtual_interfaces() {
         ..options()
     };
     check("interfaces", &pod_plan(&options).to_string());
+}
+
+#[test]
+fn a_pod_that_leaves_the_mesh() {
+    let options = PodOptions {
+        outbound_interfaces: vec!["virbr0".into()],
+        dns: Dns::Captured,
+        ..options()
+    };
+    for (name, reach) in [("leaving", Reach::Inbound), ("drained", Reach::Nothing)] {
+        check(name, &reduced_plan(&options, reach).to_string());
+    }
+    assert_eq!(
+        reduced_plan(&options, Reach::Everything),
+        pod_plan(&options)
+    );
 }
 
 #[test]

@@ -13,7 +13,7 @@ use capture::Netns;
 use capture::seqpacket::SeqPacket;
 use prost::Message;
 use proto::zds::{WorkloadRequest, workload_request::Payload};
-use redirect::zds_link::{Wanted, WantedPod};
+use redirect::zds_link::{Intent, Wanted, WantedPod};
 use redirect::zds_server::{Answers, ZdsServer};
 use tokio::sync::watch;
 
@@ -72,6 +72,7 @@ impl Ztunnel {
             payload: Some(proto::zds::workload_response::Payload::Ack(
                 proto::zds::Ack {
                     error: error.into(),
+                    release: None,
                 },
             )),
         };
@@ -99,6 +100,7 @@ impl Ztunnel {
             }
             Payload::Keep(keep) => (format!("keep {}", keep.uid), 0),
             Payload::Del(del) => (format!("del {}", del.uid), 0),
+            Payload::Release(release) => (format!("release {}", release.uid), 0),
             Payload::SnapshotSent(_) => ("snapshot".into(), 0),
         };
         assert_eq!(packet.fds.len(), fds, "{said}");
@@ -135,6 +137,7 @@ fn pod(netns: Option<Netns>) -> WantedPod {
         namespace: "shop".into(),
         service_account: "clerk".into(),
         netns,
+        intent: Intent::Serve,
     }
 }
 

@@ -64,6 +64,8 @@ pub struct Pod<N> {
 pub enum Action<N> {
     Stop(PodUid),
     Start(Pod<N>),
+    /// It is served already, and goes on being so even if it was on its way out.
+    Stay(PodUid),
 }
 
 /// The agent broke the order of messages; its connection can't be trusted any further.
@@ -125,7 +127,7 @@ impl<N: Clone + PartialEq> Pods<N> {
         self.pending.remove(&pod.uid);
         let mut actions = Vec::new();
         match self.running.get(&pod.uid) {
-            Some(running) if *running == pod => return Ok(actions),
+            Some(running) if *running == pod => return Ok(vec![Action::Stay(pod.uid)]),
             Some(_) => {
                 self.running.remove(&pod.uid);
                 actions.push(Action::Stop(pod.uid.clone()));
@@ -259,6 +261,7 @@ mod tests {
                 pods.started(pod);
                 text
             }
+            Action::Stay(uid) => format!("stay {uid}"),
         };
         actions.into_iter().map(describe).collect()
     }
@@ -288,7 +291,7 @@ mod tests {
         let mut pods = Pods::new();
         pods.connected();
         add(&mut pods, pod("a", 1));
-        assert!(add(&mut pods, pod("a", 1)).is_empty());
+        assert_eq!(add(&mut pods, pod("a", 1)), ["stay a"]);
     }
 
     #[test]
@@ -339,7 +342,7 @@ mod tests {
         assert_eq!(pods.running_count(), 3, "nothing stops with the agent");
 
         pods.connected();
-        assert!(add(&mut pods, pod("a", 1)).is_empty());
+        assert_eq!(add(&mut pods, pod("a", 1)), ["stay a"]);
         pods.keep("b".into()).expect("precedes the snapshot");
         assert_eq!(snapshot(&mut pods), ["stop c"]);
     }

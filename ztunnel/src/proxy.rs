@@ -9,6 +9,7 @@ mod proxies;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener as StdListener};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use capture::contract::{INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_POR
 use capture::socket::{ListenOptions, Transparent, TransparentState};
 use identity::{CertificateSource, Certificates};
 use mesh::Workload;
+use mesh::workload::TunnelProtocol;
 use ops::shutdown::{DrainSignal, Shutdown};
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
@@ -26,7 +28,7 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::{Instrument as _, debug, info_span, warn};
 
-pub use self::proxies::Proxies;
+pub use self::proxies::{PodState, Proxies, Remaining};
 use crate::config::{Baggage, DecisionLog, InPod, Ipv6, OriginalSource, PortReuse, Tcp};
 use crate::connections::Connections;
 use crate::dns::{self, Resolver};
@@ -125,6 +127,8 @@ pub struct PodProxy {
     drain: Shutdown,
     cut: CancellationToken,
     tasks: TaskTracker,
+    /// The pod is on its way out of the mesh.
+    leaving: AtomicBool,
     /// Since when the pod's workload names a policy that is not known.
     policy_missing_since: Mutex<Option<Instant>>,
 }
@@ -163,6 +167,7 @@ impl PodProxy {
             drain,
             cut: CancellationToken::new(),
             tasks: TaskTracker::new(),
+            leaving: AtomicBool::new(false),
             policy_missing_since: Mutex::new(None),
         });
         for (entrance, listener) in listeners {
@@ -298,6 +303,22 @@ impl PodProxy {
     /// The workload that this pod is, as the mesh knows it now.
     pub fn workload(&self) -> Option<Arc<Workload>> {
         self.workload_in(&self.shared.mesh.read())
+    }
+
+    /// Whether the node agent lets the pod go.
+    fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
+    }
+
+    /// True if that is news.
+    fn set_leaving(&self, leaving: bool) -> bool {
+        self.leaving.swap(leaving, Ordering::Relaxed) != leaving
+    }
+
+    /// Whether peers are told to reach the pod without a tunnel, as far as the control plane has said here.
+    fn is_plain(&self) -> bool {
+        self.workload()
+            .is_none_or(|workload| workload.protocol != TunnelProtocol::Hbone)
     }
 
     fn workload_in(&self, store: &mesh::Store) -> Option<Arc<Workload>> {

@@ -25,7 +25,7 @@ use tracing::{debug, info, warn};
 
 use self::message::{Message, MessageError, decode, encode_ack, encode_hello};
 use crate::pods::{Action, Pod, PodUid, Pods, ProtocolError};
-use crate::proxy::{PodProxy, Proxies};
+use crate::proxy::{PodProxy, Proxies, Remaining};
 
 /// Far more than the longest names make up; longer packets are cut off and refused.
 const MAX_MESSAGE: usize = 4096;
@@ -65,6 +65,8 @@ enum Ended {
 /// What goes back to the agent.
 enum Answer {
     Done,
+    /// How far a pod is that leaves the mesh.
+    Remaining(Remaining),
     /// This message could not be carried out; the connection goes on.
     Failed(String),
     /// The connection can't be trusted any further.
@@ -155,15 +157,17 @@ impl ZdsClient {
             for proxy in std::mem::take(&mut self.leaving) {
                 proxy.let_go().await;
             }
-            let (text, broken) = match answer {
-                Answer::Done => (String::new(), None),
+            let (text, remaining, broken) = match answer {
+                Answer::Done => (String::new(), None, None),
+                Answer::Remaining(remaining) => (String::new(), Some(remaining), None),
                 Answer::Failed(text) => {
                     warn!(error = text, "request of the node agent failed");
-                    (text, None)
+                    (text, None, None)
                 }
-                Answer::Broken(ended) => (ended.to_string(), Some(ended)),
+                Answer::Broken(ended) => (ended.to_string(), None, Some(ended)),
             };
-            if let Err(error) = channel.send(&encode_ack(&text), None).await {
+            let ack = encode_ack(&text, remaining);
+            if let Err(error) = channel.send(&ack, None).await {
                 return broken.unwrap_or_else(|| error.into());
             }
             if let Some(ended) = broken {
@@ -194,6 +198,10 @@ impl ZdsClient {
                 let actions = self.pods.delete(&uid);
                 self.carry_out(actions, None)
             }
+            Message::Release(uid) => match self.proxies.release(&uid) {
+                Some(remaining) => Answer::Remaining(remaining),
+                None => Answer::Failed(format!("pod {uid} is not served here")),
+            },
             Message::SnapshotSent => match self.pods.snapshot_sent() {
                 Ok(actions) => {
                     let answer = self.carry_out(actions, None);
@@ -215,6 +223,7 @@ impl ZdsClient {
         for action in actions {
             match action {
                 Action::Stop(uid) => self.leaving.extend(self.proxies.stop(&uid)),
+                Action::Stay(uid) => self.proxies.stay(&uid),
                 Action::Start(pod) => {
                     if let Err(text) = self.start(pod.clone())
                         && asked == Some(&pod.uid)

@@ -103,6 +103,8 @@ impl Agent {
             dev: 0,
             ino: 0,
             ips: request.addresses(),
+            // Written once, since rules will follow.
+            captured: matches!(self.parts.state.wish(uid), Wish::Captured(_)),
         };
         let path = host_path(&self.parts.host_root, &sandbox.netns);
         let netns = Netns::open(&path)
@@ -173,7 +175,11 @@ impl Agent {
     pub(super) fn progress(&self, uid: &str, netns: NetnsId) -> Option<Result<AddReply, String>> {
         match self.parts.state.wish(uid) {
             Wish::Captured(_) => {
-                self.parts.state.rules(uid)?;
+                if !self.parts.state.is_captured(uid) {
+                    // A refusal is known before there are rules.
+                    let refusal = self.parts.state.consent(uid, netns)?.err()?;
+                    return Some(Err(format!("ztunnel refuses the pod: {refusal}")));
+                }
                 // The node's set comes first: a probe may follow at once.
                 self.members
                     .as_ref()

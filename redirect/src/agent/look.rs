@@ -61,18 +61,12 @@ impl Agent {
             .parts
             .state
             .sandboxes()
-            .filter_map(|sandbox| {
-                Some((
-                    sandbox.clone(),
-                    self.parts.state.rules(&sandbox.uid)?.clone(),
-                ))
-            })
+            .filter_map(|sandbox| Some((sandbox.clone(), self.parts.state.plan(&sandbox.uid)?)))
             .collect();
-        for (sandbox, options) in captured {
+        for (sandbox, plan) in captured {
             let Some(netns) = self.netns.get(&sandbox.uid).cloned() else {
                 continue;
             };
-            let plan = pod_plan(&options);
             let programmed = blocking(move || program::apply(&netns, &plan)).await;
             report(
                 "pod",

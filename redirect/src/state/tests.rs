@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
+use super::release::PATIENCE;
 use super::*;
-use crate::zds_server::Answer;
+use crate::enroll::Network;
+use crate::zds_server::{Answer, Report};
 
 fn labels(mode: &str) -> Labels {
     [("istio.io/dataplane-mode".to_owned(), mode.to_owned())].into()
@@ -32,6 +34,15 @@ fn sandbox(uid: &str, ino: u64) -> Sandbox {
         dev: 4,
         ino,
         ips: vec!["10.77.0.2".parse().unwrap()],
+        captured: false,
+    }
+}
+
+/// As an agent before this one left it.
+fn captured(uid: &str, ino: u64) -> Sandbox {
+    Sandbox {
+        captured: true,
+        ..sandbox(uid, ino)
     }
 }
 
@@ -40,6 +51,7 @@ fn state(sandboxes: &[Sandbox]) -> State {
         enrolment: Settings::default(),
         families: Families::Dual,
         dns: Dns::Untouched,
+        release_deadline: Duration::from_secs(300),
     };
     let sandboxes = sandboxes
         .iter()
@@ -51,22 +63,38 @@ fn state(sandboxes: &[Sandbox]) -> State {
 }
 
 fn answer(state: &mut State, uid: &str, ino: u64, error: &str) {
-    let answer = Answer {
-        netns: NetnsId { dev: 4, ino },
-        error: error.into(),
-    };
+    let answer = Answer::new(NetnsId { dev: 4, ino }, error.into());
+    state.answers_arrived([(uid.to_owned(), answer)].into());
+}
+
+/// ztunnel serves the pod of sandbox 1 and says how far it is with letting it go.
+fn report(state: &mut State, uid: &str, open: u64, plain: bool) {
+    let mut answer = Answer::new(NetnsId { dev: 4, ino: 1 }, String::new());
+    answer.reports.insert(1, Report { open, plain });
     state.answers_arrived([(uid.to_owned(), answer)].into());
 }
 
 /// Does all that is due, successfully; tells what that was.
 fn settle(state: &mut State, continuity: Continuity) -> Vec<String> {
+    settle_at(state, continuity, Instant::now())
+}
+
+fn settle_at(state: &mut State, continuity: Continuity, now: Instant) -> Vec<String> {
     let mut done = Vec::new();
-    while let Some(step) = state.next(Instant::now()) {
+    while let Some(step) = state.next(now) {
         assert!(done.len() < 10, "no end of it: {done:?}");
         match step {
             Step::Capture { sandbox, options } => {
                 state.captured(&sandbox, options, continuity);
                 done.push(format!("capture {}", sandbox.uid));
+            }
+            Step::Loosen {
+                sandbox,
+                options,
+                reach,
+            } => {
+                state.loosened(&sandbox, options, reach);
+                done.push(format!("loosen {} to {reach:?}", sandbox.uid));
             }
             Step::Release { sandbox } => {
                 state.released(&sandbox);
@@ -89,17 +117,20 @@ fn settle(state: &mut State, continuity: Continuity) -> Vec<String> {
 }
 
 #[test]
-fn a_new_pod_is_pending_until_ztunnel_consents() {
+fn a_new_pod_is_pending_until_ztunnel_consents_and_captured_only_then() {
     let mut state = state(&[]);
     state.pod_applied(pod("a"));
     assert_eq!(settle(&mut state, Continuity::Fresh), [""; 0]);
     assert!(state.wanted().is_empty());
-    state.sandbox_arrived(sandbox("a", 1));
+    state.sandbox_arrived(captured("a", 1));
     assert_eq!(
         settle(&mut state, Continuity::Fresh),
-        ["capture a", "annotate a pending"]
+        ["annotate a pending"],
+        "nobody listens where rules would lead"
     );
-    assert_eq!(state.wanted()["a"].1, Some(NetnsId { dev: 4, ino: 1 }));
+    assert_eq!(state.wanted()["a"].netns, Some(NetnsId { dev: 4, ino: 1 }));
+    assert_eq!(state.wanted()["a"].intent, Intent::Serve);
+    // The node knows its address before anything is captured.
     assert_eq!(
         state.members(),
         [("10.77.0.2".parse().unwrap(), "a".to_owned())].into()
@@ -107,7 +138,7 @@ fn a_new_pod_is_pending_until_ztunnel_consents() {
     answer(&mut state, "a", 1, "");
     assert_eq!(
         settle(&mut state, Continuity::Fresh),
-        ["annotate a enabled"]
+        ["capture a", "annotate a enabled"]
     );
     answer(&mut state, "a", 1, "port taken");
     assert_eq!(
@@ -124,7 +155,7 @@ fn consent_for_another_namespace_counts_for_nothing() {
     answer(&mut state, "a", 1, "");
     assert_eq!(
         settle(&mut state, Continuity::Fresh),
-        ["capture a", "annotate a pending"]
+        ["annotate a pending"]
     );
     assert_eq!(state.consent("a", NetnsId { dev: 4, ino: 2 }), None);
 }
@@ -149,62 +180,106 @@ fn an_enabled_pod_without_memory_is_kept_not_dropped() {
         ..pod("a")
     });
     assert_eq!(settle(&mut state, Continuity::Found), [""; 0]);
-    assert_eq!(state.wanted()["a"].1, None);
+    assert_eq!(state.wanted()["a"].netns, None);
 }
 
-#[test]
-fn labels_enrol_and_release_running_pods() {
-    let mut state = state(&[]);
-    state.namespace_applied("shop", Labels::new());
-    state.pod_applied(pod("a"));
-    state.sandbox_arrived(sandbox("a", 1));
-    assert_eq!(settle(&mut state, Continuity::Fresh), [""; 0]);
-    state.namespace_applied("shop", labels("ambient"));
-    assert_eq!(
-        settle(&mut state, Continuity::Fresh),
-        ["capture a", "annotate a pending"]
-    );
-    state.namespace_deleted("shop");
-    assert_eq!(
-        settle(&mut state, Continuity::Fresh),
-        ["release a", "annotate a nothing"]
-    );
-    assert!(state.wanted().is_empty());
-    assert!(state.members().is_empty());
-}
-
-#[test]
-fn rules_of_a_leaving_pod_hold_until_ztunnel_has_let_go() {
+/// A pod that ztunnel serves and that is captured.
+fn enrolled() -> State {
     let mut state = state(&[]);
     state.pod_applied(pod("a"));
     state.sandbox_arrived(sandbox("a", 1));
     answer(&mut state, "a", 1, "");
-    settle(&mut state, Continuity::Fresh);
-    state.namespace_deleted("shop");
     assert_eq!(
         settle(&mut state, Continuity::Fresh),
-        ["annotate a nothing"],
-        "ztunnel still serves it"
+        ["capture a", "annotate a enabled"]
     );
-    assert!(state.wanted().is_empty(), "ztunnel is asked to let go");
+    state
+}
+
+#[test]
+fn labels_enrol_running_pods() {
+    let mut state = state(&[sandbox("a", 1)]);
+    state.namespace_applied("shop", Labels::new());
+    state.pod_applied(pod("a"));
+    assert_eq!(settle(&mut state, Continuity::Fresh), [""; 0]);
+    assert!(state.wanted().is_empty());
+    state.namespace_applied("shop", labels("ambient"));
+    assert_eq!(
+        settle(&mut state, Continuity::Fresh),
+        ["annotate a pending"]
+    );
+    answer(&mut state, "a", 1, "");
+    assert_eq!(
+        settle(&mut state, Continuity::Fresh),
+        ["capture a", "annotate a enabled"]
+    );
+}
+
+#[test]
+fn a_pod_leaves_the_mesh_bit_by_bit_as_ztunnel_and_the_control_plane_go_along() {
+    let mut state = enrolled();
+    state.namespace_deleted("shop");
+    let start = Instant::now();
+    let at = |state: &mut State, second| {
+        settle_at(
+            state,
+            Continuity::Fresh,
+            start + Duration::from_secs(second),
+        )
+    };
+    assert_eq!(at(&mut state, 0), ["loosen a to Inbound"]);
+    assert_eq!(state.wanted()["a"].intent, Intent::LetGo);
+    assert!(!state.members().is_empty(), "probes are still to be told");
+    report(&mut state, "a", 2, false);
+    assert_eq!(at(&mut state, 1), ["annotate a nothing"]);
+    report(&mut state, "a", 2, true);
+    assert_eq!(at(&mut state, 2), ["loosen a to Nothing"]);
+    report(&mut state, "a", 0, true);
+    assert_eq!(at(&mut state, 60), [""; 0], "ztunnel has it still");
+    assert!(state.wanted().is_empty(), "ztunnel is asked to drop it");
     state.answers_arrived(Answers::new());
-    assert_eq!(settle(&mut state, Continuity::Fresh), ["release a"]);
+    assert_eq!(at(&mut state, 61), ["release a"]);
+    assert!(state.members().is_empty());
+    assert_eq!(at(&mut state, 1000), [""; 0]);
+}
+
+#[test]
+fn a_pod_whose_label_comes_back_is_captured_again() {
+    let mut state = enrolled();
+    state.namespace_deleted("shop");
+    report(&mut state, "a", 2, true);
+    assert_eq!(
+        settle(&mut state, Continuity::Fresh),
+        ["loosen a to Nothing", "annotate a nothing"]
+    );
+    state.namespace_applied("shop", labels("ambient"));
+    assert_eq!(
+        settle(&mut state, Continuity::Fresh),
+        ["capture a", "annotate a enabled"]
+    );
+    assert_eq!(state.wanted()["a"].intent, Intent::Serve);
 }
 
 #[test]
 fn a_silent_ztunnel_does_not_keep_a_pod_captured_for_good() {
-    let mut state = state(&[]);
-    state.pod_applied(pod("a"));
-    state.sandbox_arrived(sandbox("a", 1));
-    answer(&mut state, "a", 1, "");
-    settle(&mut state, Continuity::Fresh);
+    let mut state = enrolled();
     state.namespace_deleted("shop");
     let start = Instant::now();
-    settle(&mut state, Continuity::Fresh);
+    settle_at(&mut state, Continuity::Fresh, start);
     let retry = state.next_retry(start).expect("it asks again");
-    assert!(retry <= Instant::now() + RELEASE_PATIENCE);
-    assert_eq!(state.next(retry - Duration::from_millis(1)), None);
-    assert!(matches!(state.next(retry), Some(Step::Release { .. })));
+    assert_eq!(retry, start + PATIENCE);
+    assert_eq!(
+        settle_at(&mut state, Continuity::Fresh, retry),
+        ["annotate a nothing"]
+    );
+    assert!(state.wanted().is_empty());
+    // It does not answer the deletion either.
+    let last = state.next_retry(retry).expect("it asks again");
+    assert_eq!(last, retry + PATIENCE);
+    assert_eq!(
+        settle_at(&mut state, Continuity::Fresh, last),
+        ["release a"]
+    );
 }
 
 #[test]
@@ -219,6 +294,22 @@ fn a_pod_released_while_no_agent_ran_is_cleaned_up() {
         settle(&mut state, Continuity::Found),
         ["release a", "annotate a nothing"]
     );
+}
+
+#[test]
+fn a_release_that_an_earlier_agent_began_is_carried_on() {
+    // Its annotation has gone already; only the memory tells.
+    let mut state = state(&[captured("a", 1)]);
+    state.namespace_applied("shop", Labels::new());
+    state.pod_applied(pod("a"));
+    report(&mut state, "a", 1, true);
+    assert_eq!(
+        settle(&mut state, Continuity::Found),
+        ["loosen a to Nothing"]
+    );
+    assert_eq!(state.wanted()["a"].intent, Intent::LetGo);
+    state.answers_arrived(Answers::new());
+    assert_eq!(settle(&mut state, Continuity::Found), ["release a"]);
 }
 
 #[test]
@@ -243,9 +334,7 @@ fn a_pod_created_again_under_its_name_is_another_pod() {
 
 #[test]
 fn an_ended_pod_leaves_ztunnel_but_its_rules_stay() {
-    let mut state = state(&[sandbox("a", 1)]);
-    state.pod_applied(pod("a"));
-    settle(&mut state, Continuity::Fresh);
+    let mut state = enrolled();
     state.pod_applied(Pod {
         life: Life::Ended,
         ..pod("a")
@@ -260,23 +349,22 @@ fn an_ended_pod_leaves_ztunnel_but_its_rules_stay() {
 
 #[test]
 fn a_new_sandbox_of_a_pod_is_captured_anew() {
-    let mut state = state(&[]);
-    state.pod_applied(pod("a"));
-    state.sandbox_arrived(sandbox("a", 1));
-    answer(&mut state, "a", 1, "");
-    settle(&mut state, Continuity::Fresh);
+    let mut state = enrolled();
     state.sandbox_arrived(sandbox("a", 2));
     assert_eq!(
         settle(&mut state, Continuity::Fresh),
-        ["capture a", "annotate a pending"]
+        ["annotate a pending"]
+    );
+    answer(&mut state, "a", 2, "");
+    assert_eq!(
+        settle(&mut state, Continuity::Fresh),
+        ["capture a", "annotate a enabled"]
     );
 }
 
 #[test]
 fn changed_annotations_change_the_rules() {
-    let mut state = state(&[sandbox("a", 1)]);
-    state.pod_applied(pod("a"));
-    settle(&mut state, Continuity::Fresh);
+    let mut state = enrolled();
     let annotations = [(
         "ambient.istio.io/bypass-inbound-capture".to_owned(),
         "true".to_owned(),
@@ -291,7 +379,7 @@ fn changed_annotations_change_the_rules() {
 
 #[test]
 fn a_failed_step_is_due_again_later_and_stops_nobody_else() {
-    let mut state = state(&[sandbox("a", 1), sandbox("b", 2)]);
+    let mut state = state(&[captured("a", 1), captured("b", 2)]);
     state.pod_applied(pod("a"));
     state.pod_applied(Pod {
         name: "other".into(),
@@ -313,10 +401,7 @@ fn a_failed_step_is_due_again_later_and_stops_nobody_else() {
 
 #[test]
 fn a_sandbox_that_was_taken_down_is_served_by_nobody() {
-    let mut state = state(&[]);
-    state.pod_applied(pod("a"));
-    state.sandbox_arrived(sandbox("a", 1));
-    settle(&mut state, Continuity::Fresh);
+    let mut state = enrolled();
     state.sandbox_torn_down("a");
     assert!(state.wanted().is_empty());
     assert_eq!(
@@ -326,7 +411,7 @@ fn a_sandbox_that_was_taken_down_is_served_by_nobody() {
     state.sandbox_arrived(sandbox("a", 2));
     assert_eq!(
         settle(&mut state, Continuity::Fresh),
-        ["capture a", "annotate a pending"]
+        ["annotate a pending"]
     );
 }
 

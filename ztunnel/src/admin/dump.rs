@@ -21,6 +21,7 @@ use crate::config::Local;
 use crate::connections::ConnectionsView;
 use crate::endpoints::EjectedView;
 use crate::pods::PodInfo;
+use crate::proxy::PodState;
 use crate::record::RefusalEntry;
 
 #[derive(Serialize)]
@@ -93,7 +94,7 @@ struct Version<'a> {
 
 #[derive(Serialize)]
 struct PodDump {
-    state: &'static str,
+    state: PodState,
     info: PodInfo,
     #[serde(skip_serializing_if = "Option::is_none")]
     connections: Option<ConnectionsView>,
@@ -119,25 +120,14 @@ struct IssuedDump {
 }
 
 pub(super) fn config_dump(shown: &Shown) -> AdminResponse {
-    let workload_state = shown
-        .proxies
-        .view()
-        .into_iter()
-        .map(|(uid, info, connections)| {
-            let state = if connections.is_some() {
-                "Up"
-            } else {
-                "Pending"
-            };
-            (
-                uid.to_string(),
-                PodDump {
-                    state,
-                    info,
-                    connections,
-                },
-            )
-        });
+    let workload_state = shown.proxies.view().into_iter().map(|pod| {
+        let dump = PodDump {
+            state: pod.state,
+            info: pod.info,
+            connections: pod.connections,
+        };
+        (pod.uid.to_string(), dump)
+    });
     let mut certificates: Vec<_> = shown
         .certificates
         .states()

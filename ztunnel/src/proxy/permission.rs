@@ -16,21 +16,28 @@ use crate::failure::Failure;
 /// How long a connection waits for a policy that its destination names; then it is denied.
 const POLICY_PATIENCE: Duration = Duration::from_secs(5);
 
+const HAS_LEFT: &str = "allowed: the pod has left the mesh";
+
 impl PodProxy {
-    /// Waits a while for policies that the workload names and that have not arrived, then denies.
+    /// Waits a while for policies that the workload names and that have not arrived, then denies. Where the pod leaves
+    /// the mesh, plaintext that is denied waits for the control plane to say so: peers may have heard it before us.
     pub async fn authorize(&self, facts: &InboundFacts) -> Result<Arc<str>, Failure> {
         let mut changes = self.shared.mesh.authorization_changes();
         let deadline = Instant::now() + POLICY_PATIENCE;
         loop {
             changes.borrow_and_update();
+            if self.is_free(facts) {
+                return Ok(HAS_LEFT.into());
+            }
             let decision = self.decide(facts);
-            if matches!(
-                decision,
+            let may_change = match &decision {
                 Decision::Deny {
-                    reason: DenyReason::Missing { .. }
-                }
-            ) && Instant::now() < deadline
-            {
+                    reason: DenyReason::Missing { .. },
+                } => true,
+                Decision::Deny { .. } => self.is_leaving() && facts.identity.is_none(),
+                Decision::Allow { .. } => false,
+            };
+            if may_change && Instant::now() < deadline {
                 tokio::select! {
                     _ = changes.changed() => {}
                     () = sleep_until(deadline) => {}
@@ -43,6 +50,12 @@ impl PodProxy {
                 Decision::Deny { .. } => Err(Failure::Denied(words(&decision))),
             };
         }
+    }
+
+    /// Plaintext of a pod that has left the mesh is nobody's to decide on any more: it just came by the rules that are
+    /// about to go.
+    fn is_free(&self, facts: &InboundFacts) -> bool {
+        facts.identity.is_none() && self.is_leaving() && self.is_plain()
     }
 
     fn decide(&self, facts: &InboundFacts) -> Decision {
@@ -99,7 +112,11 @@ impl PodProxy {
             since.map(|since| since + POLICY_PATIENCE)
         };
         let now = Instant::now();
+        let free = self.is_leaving() && self.is_plain();
         let stopped = self.connections.decide_again(|facts| {
+            if free && facts.identity.is_none() {
+                return Verdict::Keep(HAS_LEFT.into());
+            }
             let decision = mesh::authorize(&policies, &facts.connection());
             let waiting = patient_until.is_some_and(|until| now < until);
             match &decision {

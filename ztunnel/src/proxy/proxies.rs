@@ -15,6 +15,32 @@ use super::{PodProxy, Shared, StartError};
 use crate::connections::ConnectionsView;
 use crate::pods::{Pod, PodInfo, PodUid};
 
+/// How far a pod is that leaves the mesh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Remaining {
+    /// Connections that are still carried here.
+    pub open: usize,
+    /// The control plane no longer says that the pod is reached by HBONE.
+    pub plain: bool,
+}
+
+/// A pod as the admin view shows it.
+pub struct PodView {
+    pub uid: PodUid,
+    pub info: PodInfo,
+    pub state: PodState,
+    /// None while it waits to be served.
+    pub connections: Option<ConnectionsView>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub enum PodState {
+    Pending,
+    Up,
+    /// It leaves the mesh; what is open goes on.
+    Draining,
+}
+
 /// All pods that are served.
 pub struct Proxies {
     shared: Arc<Shared>,
@@ -57,6 +83,28 @@ impl Proxies {
         })
     }
 
+    /// The pod leaves the mesh: what is open goes on, and peers that have not heard are still served. Says how far it
+    /// is; nothing if it is not served here.
+    pub fn release(&self, uid: &PodUid) -> Option<Remaining> {
+        let proxy = self.running.lock().get(uid).cloned()?;
+        let open = proxy.connections.count();
+        if proxy.set_leaving(true) {
+            info!(uid = %proxy.uid, pod = %proxy.info, open, "pod leaves the mesh");
+        }
+        let plain = proxy.is_plain();
+        Some(Remaining { open, plain })
+    }
+
+    /// The pod stays in the mesh, whatever was said before.
+    pub fn stay(&self, uid: &PodUid) {
+        let proxy = self.running.lock().get(uid).cloned();
+        if let Some(proxy) = proxy
+            && proxy.set_leaving(false)
+        {
+            info!(uid = %proxy.uid, pod = %proxy.info, "pod stays in the mesh");
+        }
+    }
+
     fn end(&self, proxy: &PodProxy) {
         proxy.stop_accepting();
         proxy.cut_open();
@@ -73,21 +121,24 @@ impl Proxies {
     }
 
     /// What is served, each with its open connections; and what waits to be.
-    pub fn view(&self) -> Vec<(PodUid, PodInfo, Option<ConnectionsView>)> {
+    pub fn view(&self) -> Vec<PodView> {
         let running: Vec<_> = self.running.lock().values().cloned().collect();
-        let running = running.into_iter().map(|pod| {
-            (
-                pod.uid.clone(),
-                pod.info.clone(),
-                Some(pod.connections.view()),
-            )
+        let running = running.into_iter().map(|pod| PodView {
+            uid: pod.uid.clone(),
+            info: pod.info.clone(),
+            state: match pod.is_leaving() {
+                true => PodState::Draining,
+                false => PodState::Up,
+            },
+            connections: Some(pod.connections.view()),
         });
-        let pending = self
-            .pending
-            .lock()
-            .clone()
-            .into_iter()
-            .map(|(uid, info)| (uid, info, None));
+        let pending = self.pending.lock().clone();
+        let pending = pending.into_iter().map(|(uid, info)| PodView {
+            uid,
+            info,
+            state: PodState::Pending,
+            connections: None,
+        });
         running.chain(pending).collect()
     }
 

@@ -8,16 +8,20 @@ use capture::Netns;
 use capture::seqpacket::Packet;
 use prost::Message as _;
 use proto::zds::{
-    Ack, Version, WorkloadRequest, WorkloadResponse, ZdsHello, workload_request, workload_response,
+    Ack, Extension, Release, Version, WorkloadRequest, WorkloadResponse, ZdsHello,
+    workload_request, workload_response,
 };
 
 use crate::pods::{Pod, PodInfo, PodUid};
+use crate::proxy::Remaining;
 
 #[derive(Debug)]
 pub(super) enum Message {
     Add(Pod<Netns>),
     Keep(PodUid),
     Delete(PodUid),
+    /// Let the pod go bit by bit, and say how far it is.
+    Release(PodUid),
     SnapshotSent,
 }
 
@@ -98,6 +102,7 @@ pub(super) fn decode(packet: Packet) -> Result<Message, MessageError> {
         }
         workload_request::Payload::Keep(keep) => Ok(Message::Keep(uid(&keep.uid)?)),
         workload_request::Payload::Del(del) => Ok(Message::Delete(uid(&del.uid)?)),
+        workload_request::Payload::Release(release) => Ok(Message::Release(uid(&release.uid)?)),
         workload_request::Payload::SnapshotSent(_) => Ok(Message::SnapshotSent),
     }
 }
@@ -113,14 +118,19 @@ fn uid(uid: &str) -> Result<PodUid, MessageError> {
 pub(super) fn encode_hello() -> Vec<u8> {
     ZdsHello {
         version: Version::V1 as i32,
+        extensions: vec![Extension::Release.into()],
     }
     .encode_to_vec()
 }
 
-/// An empty text is success.
-pub(super) fn encode_ack(error: &str) -> Vec<u8> {
+/// An empty text is success. What remains of a pod answers its release.
+pub(super) fn encode_ack(error: &str, remaining: Option<Remaining>) -> Vec<u8> {
     let ack = Ack {
         error: error.to_owned(),
+        release: remaining.map(|remaining| Release {
+            open: remaining.open as u64,
+            plain: remaining.plain,
+        }),
     };
     WorkloadResponse {
         payload: Some(workload_response::Payload::Ack(ack)),
@@ -164,9 +174,10 @@ mod tests {
 
     #[test]
     fn answers_are_the_bytes_that_agents_expect() {
-        assert_eq!(encode_hello(), [0x08, 0x01]);
-        assert_eq!(encode_ack(""), [0x0a, 0x00]);
-        assert_eq!(encode_ack("no"), [0x0a, 0x04, 0x0a, 0x02, b'n', b'o']);
+        // Version 1 and, where only our own agent looks, what else is understood.
+        assert_eq!(encode_hello(), [0x08, 0x01, 0xca, 0x3e, 0x01, 0x01]);
+        assert_eq!(encode_ack("", None), [0x0a, 0x00]);
+        assert_eq!(encode_ack("no", None), [0x0a, 0x04, 0x0a, 0x02, b'n', b'o']);
     }
 
     #[test]

@@ -114,6 +114,15 @@ impl ControlPlane {
         .await;
     }
 
+    pub(crate) async fn push_address(&self, address: Address) {
+        self.push(
+            proto::ADDRESS_TYPE_URL,
+            address_name(&address),
+            address.encode_to_vec(),
+        )
+        .await;
+    }
+
     async fn push(&self, type_url: &'static str, name: String, body: Vec<u8>) {
         let (response, streams) = {
             let mut state = self.state.lock().unwrap();

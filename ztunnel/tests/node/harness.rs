@@ -18,8 +18,8 @@ use proto::workload::{
     Address, NetworkAddress, Port, PortList, Service, TunnelProtocol, Workload, address,
 };
 use proto::zds::{
-    AddWorkload, DelWorkload, SnapshotSent, WorkloadInfo, WorkloadRequest, WorkloadResponse,
-    workload_request, workload_response,
+    Ack, AddWorkload, DelWorkload, ReleaseWorkload, SnapshotSent, WorkloadInfo, WorkloadRequest,
+    WorkloadResponse, workload_request, workload_response,
 };
 use rtnetlink::{LinkUnspec, LinkVeth};
 use socket2::{Domain, Socket, Type};
@@ -267,7 +267,7 @@ impl Drop for Overlap {
 async fn accept(listener: &SeqPacketListener) -> Agent {
     let agent = within(listener.accept()).await.unwrap();
     let hello = within(agent.recv(64)).await.unwrap();
-    assert_eq!(hello.bytes, [0x08, 0x01]);
+    assert_eq!(hello.bytes[..2], [0x08, 0x01]);
     Agent(agent)
 }
 
@@ -306,7 +306,23 @@ impl Agent {
         .await
     }
 
+    /// Lets a pod go: how many connections it still has, and whether the control plane calls it plain.
+    pub(crate) async fn release(&self, name: &str) -> Result<(u64, bool), String> {
+        let release = workload_request::Payload::Release(ReleaseWorkload {
+            uid: format!("uid-{name}"),
+        });
+        let ack = self.exchange(release).await;
+        match ack.release {
+            Some(release) => Ok((release.open, release.plain)),
+            None => Err(ack.error),
+        }
+    }
+
     pub(crate) async fn ask(&self, payload: workload_request::Payload) -> String {
+        self.exchange(payload).await.error
+    }
+
+    async fn exchange(&self, payload: workload_request::Payload) -> Ack {
         self.send(
             &WorkloadRequest {
                 payload: Some(payload),
@@ -314,7 +330,7 @@ impl Agent {
             .encode_to_vec(),
         )
         .await;
-        self.acknowledged().await
+        self.ack().await
     }
 
     pub(crate) async fn send(&self, bytes: &[u8]) {
@@ -323,13 +339,17 @@ impl Agent {
 
     /// The error of the next acknowledgement; empty is success.
     pub(crate) async fn acknowledged(&self) -> String {
+        self.ack().await.error
+    }
+
+    async fn ack(&self) -> Ack {
         let packet = within(self.0.recv(4096)).await.unwrap();
         assert!(!packet.is_end(), "closed instead of acknowledged");
         let response = WorkloadResponse::decode(packet.bytes.as_slice()).unwrap();
         let Some(workload_response::Payload::Ack(ack)) = response.payload else {
             panic!("no ack")
         };
-        ack.error
+        ack
     }
 
     pub(crate) async fn closed(&self) -> bool {
@@ -395,6 +415,15 @@ pub(crate) fn allow_all(name: &str) -> Authorization {
         rules: vec![Rule::default()],
         ..Authorization::default()
     }
+}
+
+/// The server as the control plane tells of it once it has left the mesh.
+pub(crate) fn plain_server() -> Address {
+    let mut server = addresses(vec![]).remove(1);
+    if let Some(address::Type::Workload(workload)) = &mut server.r#type {
+        workload.tunnel_protocol = TunnelProtocol::None.into();
+    }
+    server
 }
 
 fn addresses(named_policies: Vec<String>) -> Vec<Address> {

@@ -17,6 +17,7 @@ mod harness;
 mod admin;
 mod dns;
 mod policy;
+mod release;
 mod resilience;
 mod robustness;
 mod tunnel;
