@@ -36,7 +36,9 @@ impl Handler for Forward {
             return;
         };
         if let Ok(stream) = incoming.accept(None) {
-            stream.relay(socket, &Meter::new(), &Stop::new()).await;
+            stream
+                .relay(socket, &Arc::new(Meter::new()), &Stop::new())
+                .await;
         }
     }
 }
@@ -108,9 +110,11 @@ fn main() {
             tokio::spawn(async move {
                 let request = ConnectRequest::new(echo_address.into());
                 match pool.open(&key, &Loopback, request).await {
-                    Ok((stream, _)) => {
-                        drop(stream.relay(socket, &Meter::new(), &Stop::new()).await)
-                    }
+                    Ok((stream, _)) => drop(
+                        stream
+                            .relay(socket, &Arc::new(Meter::new()), &Stop::new())
+                            .await,
+                    ),
                     Err(error) => eprintln!("open: {error}"),
                 }
             });

@@ -11,23 +11,28 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use h2::client::{Connection, SendRequest};
-use http::{Request, StatusCode};
+use http::{Request, Response, StatusCode};
 use identity::{CertificateSource, WorkloadCertificate, tls};
 use parking_lot::Mutex;
 use spiffe::SpiffeId;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::ClientConfig;
 
-use crate::config::{self, Config};
+use crate::config::{self, Config, Engine};
+use crate::engine::handshake as own_handshake;
+use crate::engine::link::Link;
+use crate::engine::session::Role;
+use crate::engine::stream::OwnStream;
+use crate::engine::tunnel::{Driver, Farewell, Next};
 use crate::error::{OpenError, TunnelError, TunnelFault};
 use crate::io::{Pulse, TunnelIo};
 use crate::keepalive::Keepalive;
 use crate::pool::PoolKey;
-use crate::stream::{Receive, Stream, Transmit, TunnelEnd};
+use crate::stream::{Inner, LibraryStream, Receive, Stream, Transmit, TunnelEnd};
 use crate::wire::{self, Baggage};
 
 pub use identity::BoxFuture;
@@ -52,18 +57,43 @@ pub struct TunnelInfo {
 /// How much plaintext TLS takes at once: one bulk read of an application.
 pub(crate) const TLS_BUFFER: usize = 256 * 1024 + 1024;
 
+/// How long the far end of a carrier may take to close its side, once this one has said that nothing more comes.
+const FAREWELL: Duration = Duration::from_secs(30);
+
 /// A tunnel as its users see it: where to open streams, and how many are open.
 pub(crate) struct Tunnel {
     peer: SpiffeId,
     most: usize,
-    pulse: Pulse,
+    heard: Heard,
     abort: Notify,
     state: Mutex<State>,
 }
 
+/// How a tunnel knows that its peer is alive.
+enum Heard {
+    Own(Link),
+    Library(Pulse),
+}
+
+impl Heard {
+    fn count(&self) -> u64 {
+        match self {
+            Self::Own(link) => link.pulse(),
+            Self::Library(pulse) => pulse.count(),
+        }
+    }
+}
+
+/// Where streams are opened.
+#[derive(Clone)]
+enum Opener {
+    Own(Link),
+    Library(SendRequest<Bytes>),
+}
+
 struct State {
-    /// Gone once no new stream is wanted. The library closes the connection when the last stream has ended.
-    send: Option<SendRequest<Bytes>>,
+    /// Gone once no new stream is wanted. The engine closes the connection when the last stream has ended.
+    opener: Option<Opener>,
     streams: usize,
     /// Whether a stream was ever opened.
     leased: bool,
@@ -86,7 +116,7 @@ impl Drop for Slot {
 pub(crate) struct Lease {
     pub(crate) tunnel: Arc<Tunnel>,
     pub(crate) reused: bool,
-    send: SendRequest<Bytes>,
+    opener: Opener,
     slot: Slot,
 }
 
@@ -99,41 +129,68 @@ pub(crate) enum Checkout {
 }
 
 impl Tunnel {
+    fn new(peer: SpiffeId, heard: Heard, opener: Opener, config: &Config) -> Arc<Self> {
+        Arc::new(Self {
+            peer,
+            most: config.pool_max_streams as usize,
+            heard,
+            abort: Notify::new(),
+            state: Mutex::new(State {
+                opener: Some(opener),
+                streams: 0,
+                leased: false,
+                used: Instant::now(),
+            }),
+        })
+    }
+
     pub(crate) fn checkout(self: &Arc<Self>) -> Checkout {
         let state = &mut *self.state.lock();
-        let Some(send) = &mut state.send else {
+        let Some(opener) = &mut state.opener else {
             return Checkout::Dead;
         };
-        // Never pending: a handle that has sent nothing waits for nothing.
-        if let Poll::Ready(Err(_)) = send.poll_ready(&mut Context::from_waker(Waker::noop())) {
-            state.send = None;
+        let most = match opener {
+            Opener::Own(link) => link.is_open().then(|| link.peer_max_streams()),
+            Opener::Library(send) => {
+                // Never pending: a handle that has sent nothing waits for nothing.
+                let ready = send.poll_ready(&mut Context::from_waker(Waker::noop()));
+                (!matches!(ready, Poll::Ready(Err(_)))).then(|| send.current_max_send_streams())
+            }
+        };
+        let Some(most) = most else {
+            state.opener = None;
             return Checkout::Dead;
-        }
-        if state.streams >= self.most.min(send.current_max_send_streams()) {
+        };
+        if state.streams >= self.most.min(most) {
             return Checkout::Full;
         }
-        let send = send.clone();
+        let opener = opener.clone();
         let reused = std::mem::replace(&mut state.leased, true);
         state.streams += 1;
         state.used = Instant::now();
         Checkout::Ready(Lease {
             tunnel: Arc::clone(self),
             reused,
-            send,
+            opener,
             slot: Slot(Arc::clone(self)),
         })
     }
 
     /// Opens no more streams here; closes once the last one has ended.
     pub(crate) fn retire(&self) {
-        let send = self.state.lock().send.take();
-        drop(send);
+        let opener = self.state.lock().opener.take();
+        if let Some(Opener::Own(link)) = opener {
+            link.retire();
+        }
     }
 
     /// Cuts the tunnel and every stream in it.
     pub(crate) fn abort(&self) {
         self.retire();
-        self.abort.notify_one();
+        match &self.heard {
+            Heard::Own(link) => link.abort(),
+            Heard::Library(_) => self.abort.notify_one(),
+        }
     }
 
     pub(crate) fn streams(&self) -> usize {
@@ -163,37 +220,57 @@ pub(crate) enum RequestError {
 impl Lease {
     /// Sends the CONNECT and waits for the answer.
     pub(crate) async fn request(
-        mut self,
+        self,
         request: Request<()>,
         config: &Config,
     ) -> Result<(Stream, TunnelInfo), RequestError> {
-        let before = self.tunnel.pulse.count();
-        let (response, transmit) = self
-            .send
-            .send_request(request, false)
-            .map_err(|error| RequestError::Tunnel(error.into()))?;
-        // Not kept while waiting: the tunnel may be retired meanwhile.
-        drop(self.send);
-        let Ok(response) = timeout(config.response_timeout, response).await else {
-            if self.tunnel.pulse.count() == before {
+        let Self {
+            tunnel,
+            reused,
+            opener,
+            slot,
+        } = self;
+        let before = tunnel.heard.count();
+        let answer = async {
+            match opener {
+                Opener::Own(link) => {
+                    let mut stream = OwnStream::request(&link, &request)?;
+                    // Not kept while waiting: the tunnel may be retired meanwhile.
+                    drop(link);
+                    let response = stream.answer().await?;
+                    Ok((response, Inner::Own(stream)))
+                }
+                Opener::Library(mut send) => {
+                    let (response, transmit) = send.send_request(request, false)?;
+                    drop(send);
+                    let (head, receive) = response.await?.into_parts();
+                    let stream = LibraryStream {
+                        transmit: Transmit::new(transmit, TunnelEnd::Client),
+                        receive: Receive::new(receive),
+                    };
+                    Ok((Response::from_parts(head, ()), Inner::Library(stream)))
+                }
+            }
+        };
+        let Ok(answer) = timeout(config.response_timeout, answer).await else {
+            if tunnel.heard.count() == before {
                 // Not a byte since: more likely the tunnel is dead than the application slow.
-                self.tunnel.retire();
+                tunnel.retire();
             }
             return Err(RequestError::TimedOut);
         };
-        let response = response.map_err(|error| RequestError::Tunnel(error.into()))?;
+        let (response, inner) = answer.map_err(RequestError::Tunnel)?;
         if response.status() != StatusCode::OK {
             return Err(RequestError::Refused(response.status()));
         }
         let info = TunnelInfo {
-            peer: self.tunnel.peer.clone(),
-            reused: self.reused,
+            peer: tunnel.peer.clone(),
+            reused,
             baggage: wire::response_baggage(&response),
         };
         let stream = Stream {
-            transmit: Transmit::new(transmit, TunnelEnd::Client),
-            receive: Receive::new(response.into_body()),
-            _slot: Some(self.slot),
+            inner,
+            _slot: Some(slot),
         };
         Ok((stream, info))
     }
@@ -237,14 +314,13 @@ pub(crate) async fn connect(
     let _ = socket.set_nodelay(true);
     timeout(
         config.handshake_timeout,
-        handshake(socket, TlsConnector::from(tls), config),
+        handshake(socket, tls, Farewell::Close, config),
     )
     .await
     .map_err(|_| OpenError::HandshakeTimeout {
         address: key.address,
         after: config.handshake_timeout,
     })?
-    .map(Secured::into_connected)
     .map_err(|error| handshake_error(key, error))
 }
 
@@ -279,75 +355,111 @@ fn handshake_error(key: &PoolKey, error: io::Error) -> OpenError {
     }
 }
 
-/// A new tunnel over any byte stream, before anything drives it.
-pub(crate) struct Secured<T> {
-    pub(crate) tunnel: Arc<Tunnel>,
-    pub(crate) io: TunnelIo<T>,
-    pub(crate) driver: BoxFuture<'static, Result<(), TunnelError>>,
-}
-
-impl<T> Secured<T> {
-    fn into_connected(self) -> Connected {
-        Connected {
-            tunnel: self.tunnel,
-            driver: self.driver,
-        }
-    }
-}
-
 /// TLS and HTTP/2 over any byte stream.
 pub(crate) async fn handshake<T>(
     io: T,
-    tls: TlsConnector,
+    tls: Arc<ClientConfig>,
+    farewell: Farewell,
     config: &Config,
-) -> io::Result<Secured<TlsStream<T>>>
+) -> io::Result<Connected>
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    match config.engine {
+        Engine::Own => own(io, &tls, farewell, config).await,
+        Engine::Library => library(io, tls, farewell, config).await,
+    }
+}
+
+async fn own<T>(
+    io: T,
+    tls: &ClientConfig,
+    farewell: Farewell,
+    config: &Config,
+) -> io::Result<Connected>
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let secured = own_handshake::connect(io, tls).await?;
+    let peer = secured.peer.clone();
+    let (mut driver, link) = Driver::new(Role::Client, secured, farewell, config);
+    let heard = Heard::Own(link.clone());
+    let tunnel = Tunnel::new(peer, heard, Opener::Own(link), config);
+    let mut release = Release::new(config.pool_unused_release);
+    let released = Arc::clone(&tunnel);
+    let driver = poll_fn(move |cx| {
+        if release.poll_due(cx, &released).is_ready() {
+            released.retire();
+        }
+        loop {
+            match ready!(driver.poll_next(cx)) {
+                // A server opens no streams.
+                Next::Stream(..) => {}
+                Next::Ended(result) => return Poll::Ready(result),
+            }
+        }
+    });
+    Ok(Connected {
+        tunnel,
+        driver: Box::pin(driver),
+    })
+}
+
+async fn library<T>(
+    io: T,
+    tls: Arc<ClientConfig>,
+    farewell: Farewell,
+    config: &Config,
+) -> io::Result<Connected>
+where
+    T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let tls = TlsConnector::from(tls);
     let mut secured = tls.connect(tls::server_name(), io).await?;
     let (_, session) = secured.get_mut();
     session.set_buffer_limit(Some(TLS_BUFFER));
     let peer = tls::authenticated_peer(session).map_err(io::Error::other)?;
-    open(secured, peer, config).await
+    open(secured, peer, farewell, config).await
 }
 
-/// HTTP/2 over any byte stream.
-pub(crate) async fn open<T>(secured: T, peer: SpiffeId, config: &Config) -> io::Result<Secured<T>>
+/// HTTP/2 by the library, over any byte stream.
+pub(crate) async fn open<T>(
+    secured: T,
+    peer: SpiffeId,
+    farewell: Farewell,
+    config: &Config,
+) -> io::Result<Connected>
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let io = TunnelIo::new(secured);
+    let mut io = TunnelIo::new(secured);
     let (send, mut connection) = builder(config)
         .handshake::<_, Bytes>(io.clone())
         .await
         .map_err(|error| TunnelError::from(error).into_io())?;
     let pulse = io.pulse();
     let keepalive = Keepalive::new(connection.ping_pong(), pulse.clone(), config);
-    let tunnel = Arc::new(Tunnel {
-        peer,
-        most: config.pool_max_streams as usize,
-        pulse,
-        abort: Notify::new(),
-        state: Mutex::new(State {
-            send: Some(send),
-            streams: 0,
-            leased: false,
-            used: Instant::now(),
-        }),
-    });
+    let tunnel = Tunnel::new(peer, Heard::Library(pulse), Opener::Library(send), config);
     let release = Release::new(config.pool_unused_release);
-    let driver = drive(
-        connection,
-        io.clone(),
-        keepalive,
-        release,
-        Arc::clone(&tunnel),
-    );
-    Ok(Secured {
+    let driven = Arc::clone(&tunnel);
+    let driver = async move {
+        drive(connection, io.clone(), keepalive, release, driven).await?;
+        if farewell == Farewell::Listen {
+            // A carrier that is dropped before both its directions have ended is reset, and that could overtake what
+            // the gateway has not passed on yet.
+            let _given_up = timeout(FAREWELL, until_end(&mut io)).await;
+        }
+        Ok(())
+    };
+    Ok(Connected {
         tunnel,
-        io,
         driver: Box::pin(driver),
     })
+}
+
+async fn until_end<T: AsyncRead + Unpin>(io: &mut T) {
+    let mut ignored = [0; 512];
+    while matches!(io.read(&mut ignored).await, Ok(1..)) {}
 }
 
 fn builder(config: &Config) -> h2::client::Builder {

@@ -12,6 +12,17 @@ const MAX_WINDOW: u32 = (1 << 31) - 1;
 /// How tunnels are sized and how long they wait. The same values serve both ends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
+    /// What runs the tunnels.
+    pub engine: Engine,
+    /// Bytes that one stream may have in flight at first. With the own engine it grows while the application keeps up,
+    /// up to [`stream_window`](Self::stream_window), and shrinks when it stalls.
+    pub first_window: u32,
+    /// What all streams of one tunnel may have beyond their first windows.
+    pub tunnel_window_budget: usize,
+    /// What all streams of the process may have beyond their first windows.
+    pub process_window_budget: usize,
+    /// TLS records that one key seals before the next one takes over (RFC 8446 §5.5 allows 2^24.5).
+    pub records_per_key: u64,
     /// Bytes that one stream may have in flight; also what a stalled application makes this side hold at most.
     pub stream_window: u32,
     /// Bytes that a whole connection may have in flight, at least. What is advertised is never less than what all
@@ -44,9 +55,24 @@ pub struct Config {
     pub ping_timeout: Duration,
 }
 
+/// What runs the tunnels underneath.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Engine {
+    /// Records and frames of our own, in place.
+    #[default]
+    Own,
+    /// The h2 and rustls libraries throughout: the fallback.
+    Library,
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
+            engine: Engine::Own,
+            first_window: 65_535,
+            tunnel_window_budget: 64 * MIB as usize,
+            process_window_budget: 256 * MIB as usize,
+            records_per_key: 1 << 24,
             stream_window: 4 * MIB,
             connection_window: 16 * MIB,
             max_frame: MIB,

@@ -12,6 +12,8 @@ use tokio::sync::watch;
 
 use crate::client::{self, Checkout};
 use crate::config::Config;
+pub use crate::engine::fuzzing::{records, session};
+use crate::engine::tunnel::Farewell;
 use crate::server::{Handler, Incoming, Peer, Server};
 use crate::wire::{Authority, ConnectRequest};
 
@@ -31,7 +33,7 @@ pub fn connect_request(request: &Request<()>) {
     assert_eq!(again(&second), second);
 }
 
-/// Serves a client whose bytes come out of `io`; echoes what its streams send.
+/// Serves, with the library, a client whose bytes come out of `io`; echoes what its streams send.
 pub async fn serve<T>(io: T)
 where
     T: AsyncRead + AsyncWrite + Unpin,
@@ -48,13 +50,13 @@ where
     let _ = server.carry(opened, peer, Arc::new(Echo), drain).await;
 }
 
-/// Opens a stream to a server whose bytes come out of `io`; sends some, reads all.
+/// Opens a stream, with the library, to a server whose bytes come out of `io`; sends some, reads all.
 pub async fn open<T>(io: T)
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let config = Config::default();
-    let Ok(connected) = client::open(io, someone(), &config).await else {
+    let Ok(connected) = client::open(io, someone(), Farewell::Close, &config).await else {
         return;
     };
     let driver = tokio::spawn(connected.driver);

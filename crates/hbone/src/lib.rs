@@ -27,6 +27,7 @@ mod config;
 mod error;
 
 mod client;
+mod engine;
 mod nested;
 mod pool;
 mod server;
@@ -45,7 +46,7 @@ mod keepalive;
 pub mod fuzzing;
 
 pub use client::{BoxFuture, Dial, TunnelInfo};
-pub use config::Config;
+pub use config::{Config, Engine};
 pub use error::{BehindError, OpenError, ServeError, TunnelError, TunnelFault};
 pub use meter::{Count, Meter};
 pub use nested::{Behind, Ends, open_inside};

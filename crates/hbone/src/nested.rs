@@ -11,23 +11,19 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use identity::{CertificateSource, tls};
 use spiffe::SpiffeId;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
 
-use crate::client::{self, Checkout, Dial, RequestError, Secured, TunnelInfo};
+use crate::client::{self, Checkout, Connected, Dial, RequestError, TunnelInfo};
 use crate::config::Config;
+use crate::engine::tunnel::Farewell;
 use crate::error::{BehindError, OpenError, TunnelError};
 use crate::pool::{Pool, PoolKey};
 use crate::stream::Stream;
 use crate::wire::ConnectRequest;
-
-/// How long the far end may take to close its side, once this one has said that nothing more comes.
-const FAREWELL: Duration = Duration::from_secs(30);
 
 /// A destination behind a gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,8 +118,8 @@ where
             reason: error.to_string().into(),
         },
     })?;
-    let handshake = client::handshake(carrier, TlsConnector::from(tls), &config);
-    let secured = timeout(config.handshake_timeout, handshake)
+    let handshake = client::handshake(carrier, tls, Farewell::Listen, &config);
+    let Connected { tunnel, driver } = timeout(config.handshake_timeout, handshake)
         .await
         .map_err(|_| behind(BehindError::HandshakeTimeout(config.handshake_timeout)))?
         .map_err(|error| {
@@ -132,22 +128,12 @@ where
                 None => BehindError::Handshake(Arc::new(error)),
             })
         })?;
-    let Secured {
-        tunnel,
-        mut io,
-        driver,
-    } = secured;
     let checkout = tunnel.checkout();
     // The only stream: with it the tunnel ends.
     tunnel.retire();
     tokio::spawn(async move {
-        match driver.await {
-            Ok(()) => {
-                // A carrier that is dropped before both its directions have ended is reset, and that could overtake
-                // what the gateway has not passed on yet.
-                let _given_up = timeout(FAREWELL, until_end(&mut io)).await;
-            }
-            Err(error) => tracing::debug!(%gateway, %error, "inner tunnel ended"),
+        if let Err(error) = driver.await {
+            tracing::debug!(%gateway, %error, "inner tunnel ended");
         }
     });
     let Checkout::Ready(lease) = checkout else {
@@ -157,11 +143,6 @@ where
         .request(http, &config)
         .await
         .map_err(|error| behind(BehindError::of(error, authority, &config)))
-}
-
-async fn until_end<T: AsyncRead + Unpin>(io: &mut T) {
-    let mut ignored = [0; 512];
-    while matches!(io.read(&mut ignored).await, Ok(1..)) {}
 }
 
 impl BehindError {

@@ -35,7 +35,7 @@ use sink::{TcpSink, TunnelSink};
 use crate::error::{TunnelError, TunnelFault};
 use crate::meter::{Meter, Way};
 use crate::stop::Stop;
-use crate::stream::Stream;
+use crate::stream::LibraryStream;
 
 /// Bytes that one direction moves before other tasks get their turn.
 const TURN: usize = 1024 * 1024;
@@ -104,27 +104,27 @@ impl From<TunnelError> for Broken {
 }
 
 /// A side and what ended it.
-struct Fault {
+pub(crate) struct Fault {
     side: Side,
     broken: Broken,
 }
 
 impl Fault {
-    fn near(broken: impl Into<Broken>) -> Self {
+    pub(crate) fn near(broken: impl Into<Broken>) -> Self {
         Self {
             side: Side::Near,
             broken: broken.into(),
         }
     }
 
-    fn far(broken: impl Into<Broken>) -> Self {
+    pub(crate) fn far(broken: impl Into<Broken>) -> Self {
         Self {
             side: Side::Far,
             broken: broken.into(),
         }
     }
 
-    fn into_end(self, progress: &Progress) -> End {
+    pub(crate) fn into_end(self, progress: &Progress) -> End {
         let side = self.side;
         match self.broken {
             Broken::Stream(error) => match error.fault() {
@@ -179,7 +179,7 @@ impl Progress {
 /// Not an `async fn`: a future that is dropped before its first poll resets both sides too, and it keeps no second
 /// copy of its arguments.
 pub(crate) fn relay_stream<'a>(
-    stream: Stream,
+    stream: LibraryStream,
     socket: TcpStream,
     meter: &'a Meter,
     stop: &'a Stop,
@@ -268,7 +268,7 @@ pub fn relay_tcp<'a>(
     }
 }
 
-fn outcome(meter: &Meter, end: End) -> Outcome {
+pub(crate) fn outcome(meter: &Meter, end: End) -> Outcome {
     Outcome {
         sent: meter.sent(),
         received: meter.received(),
@@ -326,12 +326,12 @@ impl SocketGuard {
 
 /// A stream that is reset when dropped, unless all went in order.
 struct StreamGuard {
-    stream: Stream,
+    stream: LibraryStream,
     in_order: bool,
 }
 
 impl StreamGuard {
-    fn new(stream: Stream) -> Self {
+    fn new(stream: LibraryStream) -> Self {
         Self {
             stream,
             in_order: false,
@@ -346,7 +346,7 @@ impl StreamGuard {
 impl Drop for StreamGuard {
     fn drop(&mut self) {
         if !self.in_order {
-            self.stream.reset();
+            self.stream.transmit.reset();
         }
     }
 }

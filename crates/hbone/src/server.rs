@@ -8,34 +8,28 @@
 //!                          handler's own task      GOAWAY, then wait for the streams
 //! ```
 
-use std::future::poll_fn;
-use std::io;
-use std::net::SocketAddr;
-use std::pin::pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
+mod library;
+mod own;
 
-use bytes::Bytes;
-use h2::RecvStream;
-use h2::server::{Connection, SendResponse};
-use http::{Request, StatusCode};
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::task::Poll;
+
+use http::StatusCode;
 use identity::{BoxFuture, WorkloadCertificate, tls};
-use parking_lot::Mutex;
 use spiffe::SpiffeId;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio::time::timeout;
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
 
-use crate::client::TLS_BUFFER;
-use crate::config::{self, Config};
-use crate::error::{ServeError, TunnelError, TunnelFault};
-use crate::io::TunnelIo;
-use crate::keepalive::Keepalive;
-use crate::stream::{Receive, Stream, Supply, Transmit, TunnelEnd};
+use crate::config::{Config, Engine};
+use crate::engine::handshake as own_handshake;
+use crate::engine::session::Role;
+use crate::engine::stream::OwnStream;
+use crate::engine::tunnel::{Driver, Farewell};
+use crate::error::{ServeError, TunnelError};
+use crate::stream::{Inner, LibraryStream, Stream, Transmit, TunnelEnd};
 use crate::wire::{self, Baggage, ConnectRequest, MalformedRequest};
 
 /// Decides what becomes of each stream.
@@ -82,123 +76,37 @@ impl Server {
         let peer_address = tcp.peer_addr().ok();
         let config = tls::server_config(&certificate)
             .map_err(|error| ServeError::Certificate(error.to_string().into()))?;
-        let limit = self.config.handshake_timeout;
-        // Boxed: large, and over soon, while what follows lives for days.
-        let handshake = Box::pin(self.handshake(tcp, TlsAcceptor::from(config)));
-        let (identity, opened) = timeout(limit, handshake)
-            .await
-            .map_err(|_| ServeError::HandshakeTimeout(limit))??;
-        let peer = Peer {
-            identity,
-            address: peer_address,
-        };
-        self.carry(opened, peer, handler, drain).await
-    }
-
-    async fn handshake(
-        &self,
-        tcp: TcpStream,
-        tls: TlsAcceptor,
-    ) -> Result<(SpiffeId, Opened<TlsStream<TcpStream>>), ServeError> {
-        let mut secured = tls.accept(tcp).await.map_err(ServeError::Handshake)?;
-        let (_, session) = secured.get_mut();
-        session.set_buffer_limit(Some(TLS_BUFFER));
-        let peer = tls::authenticated_peer(session).map_err(|error| match error {
-            tls::TlsError::NoPeerIdentity => ServeError::PeerIdentity,
-            error => ServeError::Handshake(io::Error::other(error)),
-        })?;
-        Ok((peer, self.open(secured).await?))
-    }
-
-    /// HTTP/2 over any byte stream.
-    pub(crate) async fn open<T>(&self, secured: T) -> Result<Opened<T>, ServeError>
-    where
-        T: AsyncRead + AsyncWrite + Unpin,
-    {
-        let io = TunnelIo::new(secured);
-        let connection = builder(&self.config)
-            .handshake(io.clone())
-            .await
-            .map_err(|error| ServeError::Handshake(TunnelError::from(error).into_io()))?;
-        Ok(Opened { connection, io })
-    }
-
-    /// The life of an open connection.
-    pub(crate) async fn carry<T, H>(
-        &self,
-        opened: Opened<T>,
-        peer: Peer,
-        handler: Arc<H>,
-        drain: watch::Receiver<bool>,
-    ) -> Result<(), ServeError>
-    where
-        T: AsyncRead + AsyncWrite + Unpin,
-        H: Handler,
-    {
-        let Opened { mut connection, io } = opened;
-        let keepalive = Keepalive::new(connection.ping_pong(), io.pulse(), &self.config);
-        io.gather();
-        let mut tunnel = Tunnel {
-            connection,
-            io,
-            keepalive,
-            drain: draining(drain),
-            tasks: JoinSet::new(),
-        };
-        let outcome = loop {
-            match poll_fn(|cx| tunnel.poll_next(cx)).await {
-                Next::Stream(request, respond) => {
-                    tunnel.tasks.spawn(serve_stream(
-                        peer.clone(),
-                        *request,
-                        respond,
-                        Arc::clone(&handler),
-                    ));
-                }
-                Next::Drain => tunnel.connection.graceful_shutdown(),
-                // Without streams it is the client's right to leave as it likes.
-                Next::Ended(Err(error))
-                    if tunnel.tasks.is_empty() && error.fault() == TunnelFault::Connection =>
-                {
-                    break Ok(());
-                }
-                Next::Ended(result) => break result,
+        match self.config.engine {
+            Engine::Own => {
+                // Boxed: large, and over soon, while what follows lives for days.
+                let handshake = Box::pin(own_handshake::accept(tcp, &config));
+                let secured = self
+                    .in_time(async { handshake.await.map_err(own::handshake_error) })
+                    .await?;
+                let peer = Peer {
+                    identity: secured.peer.clone(),
+                    address: peer_address,
+                };
+                let (driver, link) =
+                    Driver::new(Role::Server, secured, Farewell::Close, &self.config);
+                own::serve(driver, link, peer, handler, drain).await
             }
-        };
-        let Tunnel {
-            connection,
-            mut tasks,
-            ..
-        } = tunnel;
-        // Streams that still live now learn that their tunnel is gone.
-        drop(connection);
-        while let Some(ended) = tasks.join_next().await {
-            report(ended);
+            Engine::Library => {
+                self.serve_library(tcp, config, peer_address, handler, drain)
+                    .await
+            }
         }
-        outcome.map_err(ServeError::Tunnel)
     }
-}
 
-/// A connection whose handshakes are done.
-pub(crate) struct Opened<T> {
-    connection: Connection<TunnelIo<T>, Bytes>,
-    io: TunnelIo<T>,
-}
-
-fn builder(config: &Config) -> h2::server::Builder {
-    let mut builder = h2::server::Builder::new();
-    builder
-        .initial_window_size(config.stream_window)
-        .initial_connection_window_size(config.connection_window_for(config.max_streams))
-        .max_frame_size(config.max_frame)
-        .max_header_list_size(config::SERVER_HEADER_LIST)
-        .max_concurrent_streams(config.max_streams)
-        .max_send_buffer_size(config.send_buffer)
-        .max_pending_accept_reset_streams(config::MAX_PENDING_RESETS)
-        .max_concurrent_reset_streams(config::MAX_REMEMBERED_RESETS)
-        .max_local_error_reset_streams(Some(config::MAX_ERROR_RESETS))
-        .data_frame_budget(config::DATA_FRAME_BUDGET);
-    builder
+    async fn in_time<T>(
+        &self,
+        handshake: impl Future<Output = Result<T, ServeError>>,
+    ) -> Result<T, ServeError> {
+        let limit = self.config.handshake_timeout;
+        timeout(limit, handshake)
+            .await
+            .map_err(|_| ServeError::HandshakeTimeout(limit))?
+    }
 }
 
 /// Resolves when the drain is asked for; never, if whoever could ask is gone.
@@ -208,52 +116,6 @@ fn draining(mut drain: watch::Receiver<bool>) -> BoxFuture<'static, ()> {
             std::future::pending::<()>().await;
         }
     })
-}
-
-/// A served connection and the tasks of its streams.
-struct Tunnel<T> {
-    connection: Connection<TunnelIo<T>, Bytes>,
-    io: TunnelIo<T>,
-    keepalive: Keepalive,
-    /// Replaced by a future that never resolves once it has been heard.
-    drain: BoxFuture<'static, ()>,
-    tasks: JoinSet<()>,
-}
-
-enum Next {
-    Stream(Box<Request<RecvStream>>, SendResponse<Bytes>),
-    Drain,
-    Ended(Result<(), TunnelError>),
-}
-
-impl<T: AsyncRead + AsyncWrite + Unpin> Tunnel<T> {
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
-        if let Poll::Ready(error) = self.keepalive.poll(cx) {
-            return Poll::Ready(Next::Ended(Err(error)));
-        }
-        if self.drain.as_mut().poll(cx).is_ready() {
-            self.drain = Box::pin(std::future::pending());
-            return Poll::Ready(Next::Drain);
-        }
-        while let Poll::Ready(Some(ended)) = self.tasks.poll_join_next(cx) {
-            report(ended);
-        }
-        let accepted = self.connection.poll_accept(cx);
-        // The end of a turn: what the library has written leaves now. If the socket has no room, its readiness wakes
-        // this task again.
-        let drained = self.io.poll_drain(cx);
-        match accepted {
-            Poll::Ready(Some(Ok((request, respond)))) => {
-                Poll::Ready(Next::Stream(Box::new(request), respond))
-            }
-            Poll::Ready(Some(Err(error))) => Poll::Ready(Next::Ended(Err(error.into()))),
-            Poll::Ready(None) => Poll::Ready(Next::Ended(Ok(()))),
-            Poll::Pending => match drained {
-                Poll::Ready(Err(error)) => Poll::Ready(Next::Ended(Err(error.into()))),
-                _ => Poll::Pending,
-            },
-        }
-    }
 }
 
 fn report(ended: Result<(), tokio::task::JoinError>) {
@@ -270,58 +132,6 @@ pub(crate) struct Peer {
     pub(crate) address: Option<SocketAddr>,
 }
 
-/// What has come for a stream that is not accepted yet. It is shared by the handler, which takes it when it accepts,
-/// and by the stream's task, which meanwhile keeps small frames from piling up.
-type Early = Arc<Mutex<Option<Receive>>>;
-
-async fn serve_stream<H: Handler>(
-    peer: Peer,
-    request: Request<RecvStream>,
-    respond: SendResponse<Bytes>,
-    handler: Arc<H>,
-) {
-    let connect = ConnectRequest::from_http(&request);
-    let early: Early = Arc::new(Mutex::new(Some(Receive::new(request.into_body()))));
-    let mut responder = Responder {
-        respond,
-        answered: false,
-    };
-    let request = match connect {
-        Ok(request) => request,
-        Err(error) => {
-            responder.refuse(StatusCode::BAD_REQUEST);
-            handler.malformed(&peer.identity, error);
-            return;
-        }
-    };
-    let incoming = Incoming {
-        peer: peer.identity,
-        peer_address: peer.address,
-        request,
-        responder,
-        early: Arc::clone(&early),
-    };
-    let mut handled = pin!(handler.connect(incoming));
-    let mut waiting = true;
-    poll_fn(|cx| {
-        let done = handled.as_mut().poll(cx);
-        if waiting && done.is_pending() {
-            waiting = gather_early(&early, cx);
-        }
-        done
-    })
-    .await;
-}
-
-/// Takes over what has come; says whether there may be more to take over.
-fn gather_early(early: &Early, cx: &mut Context<'_>) -> bool {
-    early.lock().as_mut().is_some_and(|receive| {
-        let more = matches!(receive.fill(cx), Ok(Supply::Open));
-        receive.chunks.settle();
-        more
-    })
-}
-
 /// A stream that waits for an answer. Dropping it without one answers 503.
 pub struct Incoming {
     /// Who the client has proven to be.
@@ -330,8 +140,16 @@ pub struct Incoming {
     pub peer_address: Option<SocketAddr>,
     /// What it asks for.
     pub request: ConnectRequest,
-    responder: Responder,
-    early: Early,
+    answer: Answer,
+}
+
+/// How a stream is answered, by the engine that brought it.
+enum Answer {
+    Own(OwnStream),
+    Library {
+        responder: library::Responder,
+        early: library::Early,
+    },
 }
 
 impl Incoming {
@@ -339,33 +157,53 @@ impl Incoming {
     ///
     /// # Errors
     /// The client has reset the stream, or the tunnel is gone.
-    pub fn accept(mut self, baggage: Option<&Baggage>) -> Result<Stream, TunnelError> {
-        let receive = self.early.lock().take().ok_or_else(TunnelError::closed)?;
-        self.responder.answered = true;
-        let transmit = self
-            .responder
-            .respond
-            .send_response(wire::accepted(baggage), false)?;
-        Ok(Stream {
-            transmit: Transmit::new(transmit, TunnelEnd::Server),
-            receive,
-            _slot: None,
-        })
+    pub fn accept(self, baggage: Option<&Baggage>) -> Result<Stream, TunnelError> {
+        let accepted = wire::accepted(baggage);
+        let inner = match self.answer {
+            Answer::Own(mut stream) => {
+                stream.respond(&accepted)?;
+                Inner::Own(stream)
+            }
+            Answer::Library {
+                mut responder,
+                early,
+            } => {
+                let receive = early.lock().take().ok_or_else(TunnelError::closed)?;
+                responder.answered = true;
+                let transmit = responder.respond.send_response(accepted, false)?;
+                Inner::Library(LibraryStream {
+                    transmit: Transmit::new(transmit, TunnelEnd::Server),
+                    receive,
+                })
+            }
+        };
+        Ok(Stream { inner, _slot: None })
     }
 
     /// Answers with a status and ends the stream; its tunnel stays.
-    pub fn reject(mut self, status: StatusCode) {
-        self.responder.refuse(status);
+    pub fn reject(self, status: StatusCode) {
+        match self.answer {
+            Answer::Own(mut stream) => {
+                // An error means that the client is no longer there to hear it.
+                let _gone = stream.respond(&wire::refused(status));
+            }
+            Answer::Library { mut responder, .. } => responder.refuse(status),
+        }
     }
 
     /// Waits until the client gives the stream up, or the tunnel breaks: no need to go on connecting then.
     pub async fn abandoned(&mut self) -> TunnelError {
-        poll_fn(|cx| match self.responder.respond.poll_reset(cx) {
-            Poll::Ready(Ok(reason)) => Poll::Ready(TunnelError::reset(reason)),
-            Poll::Ready(Err(error)) => Poll::Ready(error.into()),
-            Poll::Pending => Poll::Pending,
-        })
-        .await
+        match &mut self.answer {
+            Answer::Own(stream) => stream.broken().await,
+            Answer::Library { responder, .. } => {
+                poll_fn(|cx| match responder.respond.poll_reset(cx) {
+                    Poll::Ready(Ok(reason)) => Poll::Ready(TunnelError::reset(reason)),
+                    Poll::Ready(Err(error)) => Poll::Ready(error.into()),
+                    Poll::Pending => Poll::Pending,
+                })
+                .await
+            }
+        }
     }
 }
 
@@ -375,26 +213,5 @@ impl std::fmt::Debug for Incoming {
             .field("peer", &self.peer)
             .field("request", &self.request)
             .finish_non_exhaustive()
-    }
-}
-
-struct Responder {
-    respond: SendResponse<Bytes>,
-    answered: bool,
-}
-
-impl Responder {
-    fn refuse(&mut self, status: StatusCode) {
-        self.answered = true;
-        // An error means that the client is no longer there to hear it.
-        let _ = self.respond.send_response(wire::refused(status), true);
-    }
-}
-
-impl Drop for Responder {
-    fn drop(&mut self) {
-        if !self.answered {
-            self.refuse(StatusCode::SERVICE_UNAVAILABLE);
-        }
     }
 }

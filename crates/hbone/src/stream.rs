@@ -6,15 +6,19 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio_util::either::Either;
 
 use crate::chunks::Chunks;
 use crate::client::Slot;
+use crate::engine;
+use crate::engine::stream::OwnStream;
 use crate::error::TunnelError;
 use crate::meter::Meter;
 use crate::relay::{self, Outcome};
@@ -25,10 +29,21 @@ const WRITE: usize = 256 * 1024;
 
 /// An open stream. Dropping it before both ends were reached resets it.
 pub struct Stream {
-    pub(crate) transmit: Transmit,
-    pub(crate) receive: Receive,
+    pub(crate) inner: Inner,
     /// Gives the stream's place in its tunnel back when dropped.
     pub(crate) _slot: Option<Slot>,
+}
+
+/// A stream of one engine or the other.
+pub(crate) enum Inner {
+    Own(OwnStream),
+    Library(LibraryStream),
+}
+
+/// A stream of the h2 library.
+pub(crate) struct LibraryStream {
+    pub(crate) transmit: Transmit,
+    pub(crate) receive: Receive,
 }
 
 impl Stream {
@@ -39,23 +54,40 @@ impl Stream {
     pub fn relay<'a>(
         self,
         socket: TcpStream,
-        meter: &'a Meter,
+        meter: &'a Arc<Meter>,
         stop: &'a Stop,
     ) -> impl Future<Output = Outcome> + Send + use<'a> {
-        relay::relay_stream(self, socket, meter, stop)
+        let Self { inner, _slot } = self;
+        let relay = match inner {
+            Inner::Own(stream) => Either::Left(engine::stream::relay(stream, socket, meter, stop)),
+            // Boxed: the fallback should not make every connection larger.
+            Inner::Library(stream) => {
+                Either::Right(Box::pin(relay::relay_stream(stream, socket, meter, stop)))
+            }
+        };
+        async move {
+            let _slot = _slot;
+            relay.await
+        }
     }
 
     /// Resets the stream: the application at the other end sees its connection reset.
     pub fn reset(&mut self) {
-        self.transmit.reset();
+        match &mut self.inner {
+            Inner::Own(stream) => stream.reset(),
+            Inner::Library(stream) => stream.transmit.reset(),
+        }
     }
 }
 
 impl std::fmt::Debug for Stream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let engine = match self.inner {
+            Inner::Own(_) => "own",
+            Inner::Library(_) => "library",
+        };
         f.debug_struct("Stream")
-            .field("end", &self.transmit.end)
-            .field("held", &self.receive.chunks.len())
+            .field("engine", &engine)
             .finish_non_exhaustive()
     }
 }
@@ -70,7 +102,7 @@ pub(crate) enum TunnelEnd {
 impl TunnelEnd {
     /// RFC 9113 §8.5: who connected on behalf of a CONNECT reports its broken connection as CONNECT_ERROR; the
     /// originator just cancels.
-    fn reset_reason(self) -> Reason {
+    pub(crate) fn reset_reason(self) -> Reason {
         match self {
             Self::Client => Reason::CANCEL,
             Self::Server => Reason::CONNECT_ERROR,
@@ -198,7 +230,7 @@ impl Receive {
     }
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for LibraryStream {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -223,7 +255,7 @@ impl AsyncRead for Stream {
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for LibraryStream {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -251,5 +283,45 @@ impl AsyncWrite for Stream {
             return Poll::Ready(Ok(()));
         }
         Poll::Ready(transmit.finish(cx).map_err(TunnelError::into_io))
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match &mut self.get_mut().inner {
+            Inner::Own(stream) => Pin::new(stream).poll_read(cx, buf),
+            Inner::Library(stream) => Pin::new(stream).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.get_mut().inner {
+            Inner::Own(stream) => Pin::new(stream).poll_write(cx, buf),
+            Inner::Library(stream) => Pin::new(stream).poll_write(cx, buf),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.get_mut().inner {
+            Inner::Own(stream) => Pin::new(stream).poll_flush(cx),
+            Inner::Library(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.get_mut().inner {
+            Inner::Own(stream) => Pin::new(stream).poll_shutdown(cx),
+            Inner::Library(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
     }
 }

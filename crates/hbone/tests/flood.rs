@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use common::{Mesh, ServerSide, echo, id, listen, raw, soon};
+use common::{Mesh, ServerSide, config, echo, id, listen, raw, soon};
 use hbone::{Config, Meter};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -125,7 +125,7 @@ async fn small_frames_of_a_server_do_not_end_the_tunnel() {
     let (_deaf, captured) = common::tcp_pair().await;
     let relay = tokio::spawn(async move {
         stream
-            .relay(captured, &Meter::new(), &hbone::Stop::new())
+            .relay(captured, &Arc::new(Meter::new()), &hbone::Stop::new())
             .await
     });
     for _ in 0..20 {
@@ -144,9 +144,10 @@ async fn small_frames_of_a_server_do_not_end_the_tunnel() {
 async fn stalled_streams_do_not_hold_up_their_neighbours() {
     let config = Config {
         // More stalled bytes than the smallest connection window has room for.
+        first_window: 1 << 20,
         stream_window: 1 << 20,
         connection_window: 2 << 20,
-        ..Config::default()
+        ..config()
     };
     let mesh = Mesh::with(config).await;
     let deaf = deaf().await;
@@ -206,7 +207,7 @@ async fn single_bytes_written_by_applications_all_arrive() {
 async fn thousands_of_aborted_transfers_leave_the_tunnel_and_its_places_alone() {
     let config = Config {
         stream_window: 256 << 10,
-        ..Config::default()
+        ..config()
     };
     let mesh = Mesh::with(config).await;
     let (listener, talker) = listen().await;
@@ -239,7 +240,7 @@ async fn thousands_of_aborted_transfers_leave_the_tunnel_and_its_places_alone() 
 impl ServerSide {
     async fn start_for_flood() -> (Self, Arc<identity::WorkloadCertificate>) {
         let authority = identity::testing::TestAuthority::new("root");
-        let side = Self::start(Config::default(), authority.issue(&id("server"))).await;
+        let side = Self::start(config(), authority.issue(&id("server"))).await;
         (side, authority.issue(&id("client")))
     }
 }

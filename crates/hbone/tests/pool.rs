@@ -8,7 +8,7 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Mesh, ServerSide, echo, id, listen, raw, soon};
+use common::{Mesh, ServerSide, config, echo, id, listen, raw, soon};
 use futures_util::future::join_all;
 use hbone::wire::ConnectRequest;
 use hbone::{Config, End, OpenError, TunnelFault};
@@ -94,7 +94,7 @@ async fn a_maker_that_gives_up_is_succeeded_by_a_waiter() {
 async fn a_full_tunnel_is_joined_by_another_and_places_come_back() {
     let config = Config {
         pool_max_streams: 2,
-        ..Config::default()
+        ..config()
     };
     let mesh = Mesh::with(config).await;
     let target = echo().await;
@@ -117,9 +117,9 @@ async fn a_full_tunnel_is_joined_by_another_and_places_come_back() {
 async fn the_peers_limit_of_streams_is_respected() {
     let server = Config {
         max_streams: 3,
-        ..Config::default()
+        ..config()
     };
-    let mesh = Mesh::between(Config::default(), server).await;
+    let mesh = Mesh::between(config(), server).await;
     let target = echo().await;
     let mut streams = Vec::new();
     for _ in 0..7 {
@@ -132,9 +132,9 @@ async fn the_peers_limit_of_streams_is_respected() {
 async fn a_burst_beyond_the_peers_limit_is_spread_over_tunnels() {
     let server = Config {
         max_streams: 5,
-        ..Config::default()
+        ..config()
     };
-    let mesh = Mesh::between(Config::default(), server).await;
+    let mesh = Mesh::between(config(), server).await;
     let target = echo().await;
     let opened = soon(join_all((0..20).map(|_| mesh.open(target)))).await;
     let failed: Vec<_> = opened.iter().filter_map(|o| o.as_ref().err()).collect();
@@ -170,7 +170,7 @@ async fn the_whole_key_tells_tunnels_apart() {
 async fn the_number_of_kept_tunnels_is_bounded_and_streams_survive_it() {
     let config = Config {
         pool_max_tunnels: 2,
-        ..Config::default()
+        ..config()
     };
     let mesh = Mesh::with(config).await;
     let target = echo().await;
@@ -198,7 +198,7 @@ async fn a_tunnel_that_died_while_idle_is_replaced() {
     let mesh = Mesh::new().await;
     let target = echo().await;
     drop(soon(mesh.open(target)).await.unwrap());
-    let other = ServerSide::start(Config::default(), mesh.authority.issue(&id("server"))).await;
+    let other = ServerSide::start(config(), mesh.authority.issue(&id("server"))).await;
     mesh.server.accepting.abort();
     *mesh.dial.instead.lock().unwrap() = Some(other.address);
     // At once: the pool has not noticed yet.
@@ -260,7 +260,7 @@ async fn a_fresh_tunnel_that_dies_is_not_tried_again() {
 async fn an_unused_tunnel_is_released_and_a_used_one_kept() {
     let config = Config {
         pool_unused_release: Duration::from_millis(150),
-        ..Config::default()
+        ..config()
     };
     let mut mesh = Mesh::with(config).await;
     let target = echo().await;
@@ -306,7 +306,7 @@ async fn a_dropped_pool_lets_go_of_its_tunnels() {
     drop(soon(mesh.open(echo().await)).await.unwrap());
     let certificates: identity::FixedCertificates =
         [mesh.authority.issue(&id("client"))].into_iter().collect();
-    mesh.pool = hbone::Pool::new(Config::default(), Arc::new(certificates));
+    mesh.pool = hbone::Pool::new(config(), Arc::new(certificates));
     ended_well(&mut mesh).await;
 }
 

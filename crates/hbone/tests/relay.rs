@@ -9,7 +9,7 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Mesh, echo, listen, soon, tcp_pair};
+use common::{Mesh, config, echo, listen, soon, tcp_pair};
 use hbone::{Config, End, Meter, Outcome, Side, Stop, relay_tcp};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -246,7 +246,7 @@ async fn reset_is_mirrored_while_the_peer_reads_nothing() {
     let config = Config {
         stream_window: 65_535,
         send_buffer: 65_535,
-        ..Config::default()
+        ..config()
     };
     let mesh = Mesh::with(config).await;
     let (listener, address) = listen().await;
@@ -345,7 +345,7 @@ async fn a_relay_dropped_before_it_ran_resets_both_sides() {
     let (stream, _) = soon(mesh.open(address)).await.unwrap();
     let (mut server, _) = soon(listener.accept()).await.unwrap();
     let (mut client, captured) = tcp_pair().await;
-    drop(stream.relay(captured, &Meter::new(), &Stop::new()));
+    drop(stream.relay(captured, &Arc::new(Meter::new()), &Stop::new()));
     expect_reset(&mut client).await;
     expect_reset(&mut server).await;
 }
@@ -355,7 +355,7 @@ async fn a_stalled_reader_holds_a_bounded_amount_and_loses_nothing() {
     let config = Config {
         stream_window: 256 * 1024,
         send_buffer: 128 * 1024,
-        ..Config::default()
+        ..config()
     };
     let mesh = Mesh::with(config).await;
     let (listener, address) = listen().await;
@@ -405,7 +405,7 @@ async fn what_is_there_leaves_in_one_frame() {
         application.write_all(b"x").await.unwrap();
     }
     application.shutdown().await.unwrap();
-    let outcome = soon(stream.relay(captured, &Meter::new(), &Stop::new())).await;
+    let outcome = soon(stream.relay(captured, &Arc::new(Meter::new()), &Stop::new())).await;
     assert!(matches!(outcome.end, End::Finished), "{outcome:?}");
     drop(mesh);
     let frames = soon(frames).await.unwrap();

@@ -8,7 +8,7 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Mesh, ServerSide, echo, id, key, listen, raw, soon};
+use common::{Mesh, ServerSide, config, echo, id, key, listen, raw, soon};
 use hbone::wire::{Baggage, ConnectRequest, Forwarded, TraceParent, WorkloadKind};
 use hbone::{Config, End, OpenError, Pool, ServeError, TunnelFault};
 use identity::FixedCertificates;
@@ -17,9 +17,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 fn short(change: impl FnOnce(&mut Config)) -> Config {
-    let mut config = Config::default();
-    change(&mut config);
-    config
+    let mut settings = config();
+    change(&mut settings);
+    settings
 }
 
 const SHORT: Duration = Duration::from_millis(200);
@@ -154,7 +154,7 @@ async fn a_client_of_another_trust_domain_or_root_is_refused() {
         let mut key = mesh.key.clone();
         key.source = certificate.identity().clone();
         let source: FixedCertificates = [certificate].into_iter().collect();
-        let pool = Pool::new(Config::default(), Arc::new(source));
+        let pool = Pool::new(config(), Arc::new(source));
         let request = ConnectRequest::new(echo().await.into());
         match soon(pool.open(&key, &mesh.dial, request)).await {
             Err(OpenError::Tunnel { .. } | OpenError::Handshake { .. }) => {}
@@ -248,7 +248,7 @@ async fn a_peer_that_falls_silent_is_given_up() {
         c.ping_interval = SHORT;
         c.ping_timeout = SHORT;
     });
-    let mesh = Mesh::between(client, Config::default()).await;
+    let mesh = Mesh::between(client, config()).await;
     let (listener, address) = listen().await;
     *mesh.dial.instead.lock().unwrap() = Some(address);
     let certificate = mesh.authority.issue(&id("server"));
@@ -296,7 +296,7 @@ async fn a_quiet_but_living_peer_is_kept() {
 async fn drain_finishes_live_streams_and_takes_no_new_ones() {
     let mut mesh = Mesh::new().await;
     let (mut client, relay) = mesh.connect(echo().await).await;
-    let other = ServerSide::start(Config::default(), mesh.authority.issue(&id("server"))).await;
+    let other = ServerSide::start(config(), mesh.authority.issue(&id("server"))).await;
     mesh.server.drain.send(true).unwrap();
     *mesh.dial.instead.lock().unwrap() = Some(other.address);
     // The live stream goes on ...

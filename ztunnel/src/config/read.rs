@@ -287,7 +287,16 @@ pub(super) fn hbone(reader: &mut Reader<'_>) -> hbone::Config {
     let pool_max_streams: u32 =
         reader.number_within("POOL_MAX_STREAMS_PER_CONNECTION", 1..=1_000_000);
     let pool_unused_release = reader.duration("POOL_UNUSED_RELEASE_TIMEOUT");
+    let engine = match &*reader.text_or("HBONE_ENGINE", "own") {
+        "library" => hbone::Engine::Library,
+        "own" => hbone::Engine::Own,
+        _ => {
+            reader.mistake("HBONE_ENGINE", "is neither own nor library");
+            hbone::Engine::Own
+        }
+    };
     hbone::Config {
+        engine,
         stream_window,
         connection_window,
         max_frame,

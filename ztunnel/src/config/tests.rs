@@ -80,6 +80,7 @@ fn all_mistakes_are_reported_at_once_with_their_variables() {
         ("LOCAL_XDS", "x"),
         ("LOCAL_XDS_PATH", "y"),
         ("HTTP2_FRAME_SIZE", "5"),
+        ("HBONE_ENGINE", "fast"),
     ]);
     for variable in [
         "FAKE_CA",
@@ -91,6 +92,7 @@ fn all_mistakes_are_reported_at_once_with_their_variables() {
         "ISTIO_METAJSON_LABELS",
         "LOCAL_XDS",
         "HTTP2_FRAME_SIZE",
+        "HBONE_ENGINE",
     ] {
         assert_eq!(
             found.iter().filter(|name| *name == variable).count(),
@@ -98,7 +100,7 @@ fn all_mistakes_are_reported_at_once_with_their_variables() {
             "{variable} in {found:?}"
         );
     }
-    assert_eq!(found.len(), 9);
+    assert_eq!(found.len(), 10);
 }
 
 #[test]

@@ -166,9 +166,14 @@ pub const VARIABLES: &[Variable] = &[
         "an unused tunnel is closed after",
     ),
     variable(
+        "HBONE_ENGINE",
+        "own",
+        "what runs tunnels: own (records and frames in place) or library (h2 and rustls)",
+    ),
+    variable(
         "HTTP2_STREAM_WINDOW_SIZE",
         "4194304",
-        "bytes in flight per connection",
+        "bytes in flight per connection, once it has proven to keep up",
     ),
     variable(
         "HTTP2_CONNECTION_WINDOW_SIZE",

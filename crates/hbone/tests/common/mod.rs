@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use hbone::wire::{Authority, Baggage, ConnectRequest, MalformedRequest};
 use hbone::{
-    BoxFuture, Config, Dial, Handler, Incoming, Meter, OpenError, Outcome, Pool, PoolKey,
+    BoxFuture, Config, Dial, Engine, Handler, Incoming, Meter, OpenError, Outcome, Pool, PoolKey,
     ServeError, Server, Stop, Stream, TunnelInfo,
 };
 use http::StatusCode;
@@ -25,6 +25,19 @@ use spiffe::SpiffeId;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
+
+/// The configuration under test: each file runs once with each engine, as Cargo.toml says.
+pub fn config() -> Config {
+    let engine = if env!("CARGO_CRATE_NAME").ends_with("_library") {
+        Engine::Library
+    } else {
+        Engine::Own
+    };
+    Config {
+        engine,
+        ..Config::default()
+    }
+}
 
 pub fn id(account: &str) -> SpiffeId {
     format!("spiffe://cluster.local/ns/test/sa/{account}")
@@ -148,7 +161,7 @@ pub struct ServerSide {
 
 impl Mesh {
     pub async fn new() -> Self {
-        Self::with(Config::default()).await
+        Self::with(config()).await
     }
 
     pub async fn with(config: Config) -> Self {
