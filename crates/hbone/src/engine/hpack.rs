@@ -67,14 +67,6 @@ pub(crate) enum HpackError {
     /// More than could ever be needed.
     #[error("more than {MAX_SIZE_UPDATES} dynamic table size updates in one field block")]
     SizeUpdates,
-    /// Our smaller limit was acknowledged, but not put into effect.
-    #[error("the dynamic table holds {size} bytes, but no size update to at most {allowed} came")]
-    SizeUpdateMissing {
-        /// In force, in bytes.
-        size: usize,
-        /// Our limit, in bytes.
-        allowed: usize,
-    },
 }
 
 /// Whether all fields of a block were reported.
@@ -111,8 +103,8 @@ impl Decoder {
         }
     }
 
-    /// The peer has acknowledged our SETTINGS. If its table is larger than they allow, its next block has to open with
-    /// a size update (RFC 7541 §4.2).
+    /// The peer has acknowledged our SETTINGS. From its next block on its table is no larger than they allow
+    /// (RFC 7541 §4.2).
     pub(crate) fn settings_acknowledged(&mut self) {
         self.allowed = self.max_table;
     }
@@ -181,9 +173,10 @@ impl Decoder {
             }
             self.table.resize(size);
         }
-        let size = self.table.limit();
-        if size > allowed {
-            return Err(HpackError::SizeUpdateMissing { size, allowed });
+        // RFC 7541 §4.2 demands a size update here. An encoder that never inserts anything may well forget it; one that
+        // does is out of step from now on, and will refer to what is not there.
+        if self.table.limit() > allowed {
+            self.table.resize(allowed);
         }
         Ok(block)
     }

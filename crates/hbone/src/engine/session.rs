@@ -443,3 +443,6 @@ fn go_away(out: &mut Outgoing, last: u32, code: u32) {
     payload[4..].copy_from_slice(&code.to_be_bytes());
     out.frame(FrameHeader::new(Kind::GoAway, 0, 0, 8), &payload);
 }
+
+#[cfg(test)]
+mod tests;
