@@ -31,7 +31,9 @@ use tracing::{info, warn};
 use crate::admin::{self, Shown};
 use crate::config::{Config, Endpoint, Following, Local, Ports, Root, Token};
 use crate::dns::Resolver;
+use crate::dns::upstreams::Upstreams;
 use crate::endpoints::Endpoints;
+use crate::hostnames::Hostnames;
 use crate::mesh_state::MeshState;
 use crate::node::node;
 use crate::on_demand::OnDemand;
@@ -69,14 +71,16 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
     let workers = Workers::start(config.workers)?;
     let recorder = Recorder::new(metrics.clone(), workers.count());
     let endpoints = Endpoints::new(&metrics);
+    let (upstreams, ipv6) = (
+        Upstreams::read(config.resolv_conf.clone()),
+        config.inpod.ipv6,
+    );
     let resolver = config.dns.clone().map(|dns| {
         let network = Arc::clone(&config.node.network);
-        Resolver::new(dns, network, config.inpod.ipv6, metrics.clone())
+        Resolver::new(dns, Arc::clone(&upstreams), network, ipv6, metrics.clone())
     });
-    if let Some(resolver) = &resolver {
-        let upstreams = Arc::clone(&resolver.upstreams);
-        tokio::spawn(async move { upstreams.follow().await });
-    }
+    let hostnames = Hostnames::new(Arc::clone(&upstreams), ipv6, metrics.clone());
+    tokio::spawn(async move { upstreams.follow().await });
     let on_demand = match config.following {
         Following::OnDemand => Some(OnDemand::new(metrics.clone())),
         Following::Everything => None,
@@ -89,6 +93,7 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
         endpoints: Arc::clone(&endpoints),
         workers,
         resolver: resolver.clone(),
+        hostnames,
         on_demand,
         settings: Settings {
             network: Arc::clone(&config.node.network),

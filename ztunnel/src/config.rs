@@ -44,6 +44,8 @@ pub struct Config {
     pub inpod: InPod,
     /// None: pods' DNS is not served.
     pub dns: Option<Dns>,
+    /// Names the upstream servers, for pods' DNS and for endpoints that are known by a name.
+    pub resolv_conf: PathBuf,
     pub tcp: Tcp,
     pub hbone: hbone::Config,
     pub baggage: Baggage,
@@ -251,6 +253,7 @@ impl Config {
             local,
             inpod: read::inpod(&mut reader),
             dns,
+            resolv_conf: reader.text_with_default("RESOLV_CONF").into(),
             tcp: read::tcp(&mut reader),
             hbone: read::hbone(&mut reader),
             baggage: reader.either(

@@ -79,6 +79,7 @@ pub enum ResolveError {
 impl Resolver {
     pub fn new(
         settings: config::Dns,
+        upstreams: Arc<Upstreams>,
         network: Arc<str>,
         ipv6: config::Ipv6,
         metrics: Metrics,
@@ -90,7 +91,7 @@ impl Resolver {
             },
             network,
             ipv6,
-            upstreams: Upstreams::read(settings.resolv_conf.clone()),
+            upstreams,
             lookups: Lookups::new(metrics),
             in_flight: Arc::new(Semaphore::new(QUERIES_PER_NODE)),
             settings,

@@ -151,6 +151,7 @@ pub fn endpoint_of(route: &Route) -> Option<Endpoint> {
     };
     match route {
         Route::Passthrough { .. } | Route::Refused { .. } => None,
+        Route::Unresolved(unresolved) => endpoint_of(unresolved.route()),
         Route::Direct {
             destination,
             workload,

@@ -29,6 +29,7 @@ pub mod dns;
 pub mod route;
 
 pub mod endpoints;
+pub mod hostnames;
 
 pub mod connections;
 

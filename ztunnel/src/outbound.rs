@@ -9,7 +9,8 @@ mod gateway;
 mod hop;
 mod retry;
 
-use std::net::SocketAddr;
+use std::borrow::Cow;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -20,12 +21,18 @@ use tokio::net::TcpStream;
 
 use self::attempts::{Attempts, Connected};
 use self::hop::{Hop, Refused, Upstream};
+use crate::dns::upstreams::Way;
+use crate::endpoints::endpoint_of;
 use crate::failure::Failure;
+use crate::hostnames::HostError;
 use crate::proxy::{PodProxy, canonical, reset, set_timeouts};
 use crate::record::{End, Labels, Reporter, Security};
 use crate::relaying::{original_destination, result_of};
-use crate::route::{self, Route};
+use crate::route::{self, Route, Unresolved};
 use crate::workers::WorkerId;
+
+/// Endpoints of one connection whose names are tried.
+const NAMES_TRIED: usize = 3;
 
 pub async fn serve(pod: Arc<PodProxy>, worker: WorkerId, client: TcpStream, peer: SocketAddr) {
     let _ = client.set_nodelay(true);
@@ -54,7 +61,7 @@ pub async fn serve(pod: Arc<PodProxy>, worker: WorkerId, client: TcpStream, peer
         pod.refuse_early(Reporter::Source, peer, destination, &failure);
         return reset(client);
     }
-    match Hop::of(caller.route(&[])) {
+    match Hop::of(caller.route(&[]).await) {
         Ok(hop) => carry(&caller, client, hop).await,
         Err(refused) => {
             caller.refuse(refused);
@@ -100,8 +107,37 @@ impl Caller<'_> {
         Box::pin(on_demand.learn(&shared.mesh, needs)).await
     }
 
-    /// Where that leads now, other than to endpoints that were tried.
-    fn route(&self, tried: &[Endpoint]) -> Route {
+    /// Where that leads now, other than to endpoints that were tried or whose names lead nowhere.
+    async fn route(&self, tried: &[Endpoint]) -> Route {
+        let mut tried = Cow::Borrowed(tried);
+        loop {
+            let unresolved = match self.decide(&tried) {
+                Route::Unresolved(unresolved) => unresolved,
+                route => return route,
+            };
+            let endpoint = endpoint_of(unresolved.route());
+            match self.resolve(&unresolved).await {
+                Ok(ip) => return unresolved.at(ip),
+                Err(error) => match endpoint.filter(|one| !tried.contains(one)) {
+                    Some(fresh) if tried.len() < NAMES_TRIED => tried.to_mut().push(fresh),
+                    _ => return unresolved.refused(error),
+                },
+            }
+        }
+    }
+
+    async fn resolve(&self, unresolved: &Unresolved) -> Result<IpAddr, HostError> {
+        let hostnames = &self.pod.shared.hostnames;
+        let (host, original) = (unresolved.host(), unresolved.original());
+        let way = Way {
+            netns: &self.pod.netns,
+            mark: Some(self.pod.shared.settings.inpod.mark),
+        };
+        // Rarely needed, and large.
+        Box::pin(hostnames.resolve(way, self.source, host, original)).await
+    }
+
+    fn decide(&self, tried: &[Endpoint]) -> Route {
         let shared = &self.pod.shared;
         let standings = shared.endpoints.standings();
         let connection = self.connection(&standings, tried);

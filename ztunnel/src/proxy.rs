@@ -34,6 +34,7 @@ use crate::connections::Connections;
 use crate::dns::{self, Resolver};
 use crate::endpoints::Endpoints;
 use crate::failure::Failure;
+use crate::hostnames::Hostnames;
 use crate::mesh_state::MeshState;
 use crate::on_demand::OnDemand;
 use crate::pods::{Pod, PodInfo, PodUid};
@@ -57,6 +58,7 @@ pub struct Shared {
     pub workers: Workers,
     /// None: pods' DNS is not served.
     pub resolver: Option<Arc<Resolver>>,
+    pub hostnames: Hostnames,
     /// None where this node follows the whole mesh.
     pub on_demand: Option<OnDemand>,
     pub settings: Settings,

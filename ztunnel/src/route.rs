@@ -14,18 +14,20 @@
 //!    │    ├─ endpoint speaks HBONE ────────────► Hbone         authority: the endpoint and its own port
 //!    │    ├─ endpoint speaks TCP ──────────────► Direct
 //!    │    └─ no endpoint ──────────────────────► Refused
+//!    │         each of these, at an endpoint known by name: Unresolved, to be settled with an address
 //!    └─ anything else ─────────────────────────► Passthrough
 //! ```
 
 mod gateway;
 mod inbound;
 pub mod needs;
+mod unresolved;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use hbone::wire::Authority;
-use mesh::balance::{self, Address, PortRule, Upstream};
+use mesh::balance::{self, PortRule, Upstream};
 use mesh::service::Mode;
 use mesh::workload::TunnelProtocol;
 use mesh::{
@@ -35,11 +37,15 @@ use mesh::{
 use rand::Rng;
 use spiffe::SpiffeId;
 
+use crate::hostnames::HostError;
+
 use gateway::through_gateway;
 pub use inbound::{
     Announced, InboundRefusal, NextHop, accept_destination, candidate_services,
     destination_service, next_hop,
 };
+use unresolved::Place;
+pub use unresolved::Unresolved;
 
 /// Ports of the proxy itself: a connection to them inside the pod would come back to us.
 const OWN_PORTS: [u16; 3] = [
@@ -125,6 +131,8 @@ pub enum Route {
         /// The service that was meant.
         service: Arc<Service>,
     },
+    /// One of those above, to a host whose address is to be found first.
+    Unresolved(Unresolved),
     /// The connection must not be opened.
     Refused {
         /// Why.
@@ -198,13 +206,15 @@ pub enum Refusal {
         /// Where its endpoint is.
         network: Arc<str>,
     },
-    /// It takes something that this version does not do.
-    #[error("{subject} needs {feature}, which is not supported yet")]
-    Unsupported {
-        /// What needs it.
-        subject: String,
-        /// What it is.
-        feature: Feature,
+    /// The endpoint is known by a host name only, which leads nowhere.
+    #[error("workload {workload} is at {host}, but {reason}")]
+    NoHost {
+        /// Who is there.
+        workload: Arc<str>,
+        /// Its host name.
+        host: Arc<str>,
+        /// Why it has no address.
+        reason: HostError,
     },
 }
 
@@ -222,21 +232,6 @@ impl std::fmt::Display for Role {
         f.write_str(match self {
             Self::Waypoint => "waypoint",
             Self::NetworkGateway => "network gateway",
-        })
-    }
-}
-
-/// What this version does not do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Feature {
-    /// Endpoints that have a host name instead of an address.
-    HostnameEndpoints,
-}
-
-impl std::fmt::Display for Feature {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::HostnameEndpoints => "an endpoint that is resolved by DNS",
         })
     }
 }
@@ -360,22 +355,22 @@ fn to_workload(
         service,
     } = upstream;
     let service = service.or_else(|| meant.cloned());
-    let ip = address(&workload, service.as_deref(), connection.destination.ip())?;
-    let destination = SocketAddr::new(ip, port);
-    Ok(match workload.protocol {
+    let original = connection.destination.ip();
+    let place = Place::of(&workload, service.as_deref(), original)?;
+    Ok(place.route(original, |ip| match workload.protocol {
         TunnelProtocol::None => Route::Direct {
-            destination,
+            destination: SocketAddr::new(ip, port),
             workload,
             service,
         },
         TunnelProtocol::Hbone => Route::Hbone {
             tunnel: SocketAddr::new(ip, capture::contract::INBOUND_HBONE_PORT),
-            authority: destination.into(),
+            authority: SocketAddr::new(ip, port).into(),
             expected: identities(&workload, service.as_deref()),
             workload,
             service,
         },
-    })
+    }))
 }
 
 fn through_waypoint(
@@ -396,14 +391,14 @@ fn through_waypoint(
         GatewayDestination::Hostname(_) => connection.destination.ip(),
         GatewayDestination::Address(address) => address.address,
     };
-    let ip = address(&hop.workload, hop.service.as_deref(), family)?;
-    Ok(Route::Waypoint {
+    let place = Place::of(&hop.workload, hop.service.as_deref(), family)?;
+    Ok(place.route(family, |ip| Route::Waypoint {
         tunnel: SocketAddr::new(ip, hop.port),
         authority: connection.destination.into(),
         expected: identities(&hop.workload, hop.service.as_deref()),
         waypoint: hop.workload,
         service,
-    })
+    }))
 }
 
 /// Finds an endpoint of a waypoint or a gateway.
@@ -481,21 +476,6 @@ fn backs(workload: &Workload, service: &Service) -> bool {
     workload
         .ports_for(&service.namespace, &service.hostname)
         .is_some()
-}
-
-fn address(
-    workload: &Workload,
-    service: Option<&Service>,
-    original: IpAddr,
-) -> Result<IpAddr, Refusal> {
-    match balance::choose_address(workload, service, original) {
-        Address::Ip(ip) => Ok(ip),
-        Address::Hostname(host) => Err(Refusal::Unsupported {
-            subject: format!("workload {} ({host})", workload.uid),
-            feature: Feature::HostnameEndpoints,
-        }),
-        Address::Unreachable => Err(Refusal::NoAddress(workload.uid.clone())),
-    }
 }
 
 /// Who may answer for a workload.

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::parse::Reader;
@@ -14,7 +13,6 @@ pub struct Dns {
     /// The cluster's domain, in lower case and without a dot at its ends.
     pub cluster_domain: Arc<str>,
     pub preferred_namespace: Option<Arc<str>>,
-    pub resolv_conf: PathBuf,
 }
 
 /// Where pods' queries are taken: on a loopback, since capture rules lead there and nobody else can come.
@@ -93,12 +91,10 @@ pub(super) fn dns(
     let preferred_namespace = reader
         .text("PREFERED_SERVICE_NAMESPACE")
         .filter(|namespace| !namespace.is_empty());
-    let resolv_conf = reader.text_with_default("RESOLV_CONF");
     on.then(|| Dns {
         listen,
         cluster_domain: cluster_domain.into(),
         preferred_namespace: preferred_namespace.map(Arc::from),
-        resolv_conf: resolv_conf.into(),
     })
 }
 

@@ -7,6 +7,7 @@
 
 use std::net::IpAddr;
 use std::ops::Range;
+use std::time::Duration;
 
 /// The longest query that is read, over either transport: a question of 255 bytes and any reasonable set of options.
 pub const MAX_QUERY: usize = 4096;
@@ -410,6 +411,12 @@ impl Family {
 
 /// The addresses of one family in the answer section of a response, as far as it can be read.
 pub fn addresses_in(response: &[u8], family: Family) -> Vec<IpAddr> {
+    let records = records_in(response, family);
+    records.into_iter().map(|(address, _)| address).collect()
+}
+
+/// The same, each with the time for which it holds.
+pub fn records_in(response: &[u8], family: Family) -> Vec<(IpAddr, Duration)> {
     let mut found = Vec::new();
     if response.len() < HEADER {
         return found;
@@ -430,12 +437,13 @@ pub fn addresses_in(response: &[u8], family: Family) -> Vec<IpAddr> {
         if record.class != CLASS_IN || record.record_type != family.record_type() {
             continue;
         }
+        let seconds = u32::from_be_bytes(record.ttl);
         let data = &response[record.data];
         let address = match family {
             Family::V4 => <[u8; 4]>::try_from(data).ok().map(IpAddr::from),
             Family::V6 => <[u8; 16]>::try_from(data).ok().map(IpAddr::from),
         };
-        found.extend(address);
+        found.extend(address.map(|address| (address, Duration::from_secs(seconds.into()))));
     }
     found
 }

@@ -166,7 +166,10 @@ impl<'a> Attempts<'a> {
             self.tried.extend(hop.endpoint.clone());
         }
         self.tried.extend(hop.behind.clone());
-        let next = next.or_else(|| self.next());
+        let next = match next {
+            Some(next) => Some(next),
+            None => self.next().await,
+        };
         Err((failure, next.map(|next| (next, cause))))
     }
 
@@ -179,7 +182,7 @@ impl<'a> Attempts<'a> {
         let before = self.tried.len();
         self.tried
             .extend(hop.endpoint.iter().chain(&hop.behind).cloned());
-        let next = self.next();
+        let next = self.next().await;
         self.tried.truncate(before);
         next
     }
@@ -191,11 +194,11 @@ impl<'a> Attempts<'a> {
     }
 
     /// Only another endpoint of a service is worth a second attempt, and nothing else is due to this connection.
-    fn next(&self) -> Option<Hop> {
+    async fn next(&self) -> Option<Hop> {
         if self.count >= MOST || Instant::now() >= self.deadline || self.tried.is_empty() {
             return None;
         }
-        let hop = Hop::of(self.caller.route(&self.tried)).ok()?;
+        let hop = Hop::of(self.caller.route(&self.tried).await).ok()?;
         let good = hop.is_fresh(&self.tried) && !hop.is_loop(self.reached);
         good.then_some(hop)
     }

@@ -16,6 +16,7 @@ use super::{Caller, baggage, gateway, labels};
 use crate::connections::ConnectionView;
 use crate::endpoints::endpoint_of;
 use crate::failure::Failure;
+use crate::hostnames::HostError;
 use crate::proxy::PodProxy;
 use crate::record::{End, Opening, Security};
 use crate::route::{Refusal, Route};
@@ -161,6 +162,10 @@ impl Hop {
                 },
             },
             Route::Refused { reason, service } => return Err(Refused { reason, service }),
+            Route::Unresolved(unresolved) => {
+                let refused = unresolved.refused(HostError::NotAsked);
+                return Self::of(refused);
+            }
         };
         Ok(hop)
     }

@@ -13,7 +13,7 @@ use mesh::balance::{PortRule, Upstream};
 use mesh::{GatewayDestination, Service, Store};
 use rand::Rng;
 
-use super::{Outbound, Refusal, Role, Route, address, identities, resolve};
+use super::{Outbound, Place, Refusal, Role, Route, identities, resolve};
 
 /// The way to an endpoint, or a waypoint, that is on another network than the source.
 pub(super) fn through_gateway(
@@ -54,18 +54,20 @@ pub(super) fn through_gateway(
         GatewayDestination::Hostname(_) => connection.destination.ip(),
         GatewayDestination::Address(address) => address.address,
     };
-    let ip = address(&hop.workload, hop.service.as_deref(), family)?;
-    Ok(Route::Gateway {
+    let place = Place::of(&hop.workload, hop.service.as_deref(), family)?;
+    let expected_behind = answering.subject_alt_names.iter().cloned().collect();
+    let authority = Authority::Host(
+        meant.hostname.to_ascii_lowercase(),
+        connection.destination.port(),
+    );
+    Ok(place.route(family, |ip| Route::Gateway {
         tunnel: SocketAddr::new(ip, hop.port),
-        authority: Authority::Host(
-            meant.hostname.to_ascii_lowercase(),
-            connection.destination.port(),
-        ),
+        authority,
         expected: identities(&hop.workload, hop.service.as_deref()),
         gateway: hop.workload,
-        expected_behind: answering.subject_alt_names.iter().cloned().collect(),
+        expected_behind,
         workload,
         port,
         service: Arc::clone(meant),
-    })
+    }))
 }

@@ -210,6 +210,10 @@ fn line(route: &Route) -> String {
             workload.name,
             of(&Some(service.clone()))
         ),
+        Route::Unresolved(unresolved) => {
+            let inner = line(unresolved.route());
+            format!("at {} {inner}", unresolved.host())
+        }
         Route::Refused { reason, service } => format!("refused{}: {reason}", of(service)),
     }
 }
@@ -537,18 +541,50 @@ fn a_drawn_waypoint_that_is_not_known_refuses_though_the_single_one_is_there() {
     check(&mesh, "10.96.0.2:80", expected);
 }
 
+/// What a route to somebody who is known by a name comes to at an address, and without one.
+#[track_caller]
+fn check_named(mesh: &Mesh, destination: &str, host: &str, at: &str, without: &str) {
+    let named = || match routed(mesh, &client(), destination) {
+        Route::Unresolved(unresolved) => unresolved,
+        other => panic!("{other:?} names no host"),
+    };
+    assert_eq!(&**named().host(), host);
+    assert_eq!(line(&named().at(ip("192.0.2.9"))), at);
+    assert_eq!(line(&named().refused(HostError::NoAddress)), without);
+}
+
 #[test]
-fn an_endpoint_known_by_name_only_is_refused() {
+fn an_endpoint_known_by_name_is_reached_at_the_names_address_or_not_at_all() {
     let hostname = "db.example.com".into();
     let named = Workload {
         hostname,
         ..backing(pod("db", &[]), SERVICE, &[(80, 8080)])
     };
-    check(
-        &Mesh::of([named]).with(cart()),
+    let refused =
+        "refused for cart: workload c1//Pod/shop/db is at db.example.com, but it has no address";
+    let tunnelled = "hbone 192.0.2.9:15008 asks 192.0.2.9:8080 of db (db) for cart";
+    let mesh = Mesh::of([named.clone()]).with(cart());
+    check_named(&mesh, "10.96.0.2:80", "db.example.com", tunnelled, refused);
+    let mesh = Mesh::of([plain(named)]).with(cart());
+    let direct = "tcp 192.0.2.9:8080 (db) for cart";
+    check_named(&mesh, "10.96.0.2:80", "db.example.com", direct, refused);
+}
+
+#[test]
+fn a_waypoint_known_by_name_is_reached_at_the_names_address_or_not_at_all() {
+    let hostname = "wp.example.com".into();
+    let lone = Workload {
+        hostname,
+        ..pod("lone", &[])
+    };
+    let waypoint = at_host("wp.example.com");
+    let mesh = Mesh::of([server(), lone]).with(Service { waypoint, ..cart() });
+    check_named(
+        &mesh,
         "10.96.0.2:80",
-        "refused for cart: workload c1//Pod/shop/db (db.example.com) needs an endpoint that is resolved by DNS, which is \
-         not supported yet",
+        "wp.example.com",
+        "waypoint 192.0.2.9:15008 asks 10.96.0.2:80 of lone (lone) for cart",
+        "refused for cart: workload c1//Pod/shop/lone is at wp.example.com, but it has no address",
     );
 }
 
