@@ -14,10 +14,11 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::dns::client::Resolve;
 use crate::environment::Environment;
 use crate::handle::{Access, Lab, Start};
 use crate::lab::LabOptions;
-use crate::launch::Launch;
+use crate::launch::{Launch, Surroundings};
 use crate::link::Terms;
 use crate::namespaces::Joining;
 use crate::sniff::{Capture, Limits, Show};
@@ -43,7 +44,7 @@ const AFTER_HELP: &str = "\
 A first walk:
   e2e up                                               start the mesh, prove what it does, stay up
   e2e status                                           (in another terminal) nodes, pods, policies, daemons
-  e2e exec shop/client -- e2e traffic get 10.96.0.10:80    a request through a Service
+  e2e exec shop/client -- e2e traffic get web.shop:80      a request through a Service
   e2e capture node-b                                   what the wire carries meanwhile
   e2e apply policy.yaml                                change the cluster
   e2e logs ztunnel-b                                   what the proxy says about it
@@ -109,6 +110,11 @@ enum Verb {
     /// Hold a conversation with one of the lab's servers and report on it as JSON; to be run in a pod
     #[command(subcommand)]
     Traffic(Conversation),
+    /// Ask a DNS server one question and report the whole answer as JSON; to be run in a pod
+    #[command(
+        after_help = "Examples:\n  e2e exec shop/client -- e2e resolve web.shop\n  e2e exec shop/client -- e2e resolve _echo._tcp.lab.example SRV --edns 1232\n  e2e exec shop/client -- e2e resolve large.lab.example TXT --udp"
+    )]
+    Resolve(Resolve),
     /// Dial a pod's tunnel port with a certificate of the mesh and report the certificate it shows
     Peer(peers::Peer),
     /// Ask the control plane for a certificate with somebody's token and report the answer
@@ -124,6 +130,8 @@ enum Verb {
     Launch(Launch),
     #[command(hide = true)]
     Serve { services: Vec<Service> },
+    #[command(hide = true)]
+    ServeDns,
 }
 
 #[derive(Debug, Args)]
@@ -246,6 +254,18 @@ fn run(cli: Cli) -> Result<ExitCode> {
         }
         Verb::Peer(peer) => report_of(&runtime()?.block_on(peers::dial(&peer))?),
         Verb::Certificate(request) => report_of(&runtime()?.block_on(peers::request(&request))?),
+        Verb::Resolve(question) => {
+            let answered = runtime()?.block_on(question.ask())?;
+            println!("{}", serde_json::to_string(&answered)?);
+            Ok(if answered.outcome == crate::traffic::Outcome::Done {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            })
+        }
+        Verb::ServeDns => runtime()?
+            .block_on(local(crate::dns::server::serve()))
+            .map(|()| ExitCode::SUCCESS),
         Verb::EnterLab(options) => enter_lab(&options),
         Verb::RunLab(options) => lab::run(&options).map(|()| ExitCode::SUCCESS),
         Verb::Launch(launch) => launch.exec().map(|()| ExitCode::FAILURE),
@@ -326,7 +346,7 @@ fn start(environment: &Environment, name: &str, up: &Up) -> Result<ExitCode> {
         });
     }
     eprintln!(
-        "\nThe mesh stays up until Ctrl-C or `e2e down`. Try `e2e status`, `e2e exec shop/client -- e2e traffic get 10.96.0.10:80`."
+        "\nThe mesh stays up until Ctrl-C or `e2e down`. Try `e2e status`, `e2e exec shop/client -- e2e traffic get web.shop:80`."
     );
     wait_for_interrupt(&mut lab)?;
     lab.stop()?;
@@ -407,9 +427,16 @@ fn execute(environment: &Environment, name: &str, exec: Exec) -> Result<ExitCode
     } else {
         program.clone()
     };
+    let resolv_conf = match &exec.place {
+        Place::Pod(pod) => Some(state.resolv_conf_of(pod)).filter(|path| path.exists()),
+        _ => None,
+    };
     let mut command = Launch::command(
         &record.executable,
-        Some(&netns),
+        Surroundings {
+            netns: Some(&netns),
+            resolv_conf: resolv_conf.as_deref(),
+        },
         &crate::launch::Grant::Everything,
         Path::new(&program),
     );

@@ -9,6 +9,7 @@ pub mod container;
 pub mod control_plane;
 pub mod kubelet;
 pub mod probe;
+pub mod resolver;
 pub mod sandbox;
 pub mod volumes;
 
@@ -25,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use crate::lab::container::Programs;
 use crate::lab::control_plane::ControlPlane;
 use crate::lab::kubelet::Kubelet;
+use crate::lab::resolver::Resolver;
 use crate::lifeline::input_ended;
 use crate::state::{LabRecord, StateDir, process_start, write_json};
 use crate::tokens::TokenIssuer;
@@ -99,6 +101,8 @@ fn live(options: &LabOptions) -> Result<()> {
     state.create()?;
     write_hosts(&state)?;
     namespaces::mount_hosts(&state.hosts())?;
+    resolver::write_of_nodes(&state.resolv_conf())?;
+    namespaces::mount_resolv_conf(&state.resolv_conf())?;
     if let Err(error) = namespaces::mount_proc() {
         progress(format!("/proc keeps showing all processes ({error})"));
     }
@@ -154,6 +158,7 @@ async fn operate(options: &LabOptions, state: &StateDir, record: &LabRecord) -> 
         executable: record.executable.clone(),
         bin_dir: record.bin_dir.clone(),
     });
+    let resolver = Resolver::start(state, programs.clone());
     let mut control_plane = ControlPlane::start(state, programs.clone())?;
     // A node's daemons mount the roots that the control plane publishes, so no kubelet could start them earlier.
     tokio::select! {
@@ -175,6 +180,7 @@ async fn operate(options: &LabOptions, state: &StateDir, record: &LabRecord) -> 
     end.abort();
     kubelet.stop().await;
     control_plane.stop().await;
+    resolver.stop().await;
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-use crate::namespaces::join_network;
+use crate::namespaces::{join_network, resolve_by};
 
 /// How a program of the lab is started.
 #[derive(Debug, Clone, clap::Args)]
@@ -22,6 +22,9 @@ pub struct Launch {
     /// Network namespace to run in
     #[arg(long)]
     pub netns: Option<PathBuf>,
+    /// File to resolve names by instead of the node's
+    #[arg(long)]
+    pub resolv_conf: Option<PathBuf>,
     /// Capabilities to keep, as NET_ADMIN,SYS_ADMIN; `none` drops all; absent keeps what the lab has
     #[arg(long)]
     pub capabilities: Option<String>,
@@ -33,14 +36,17 @@ impl Launch {
     /// The command line that runs `program` this way, by way of the executable `e2e`.
     pub fn command(
         executable: &Path,
-        netns: Option<&Path>,
+        surroundings: Surroundings<'_>,
         grant: &Grant,
         program: &Path,
     ) -> Command {
         let mut command = Command::new(executable);
         command.arg("launch");
-        if let Some(netns) = netns {
+        if let Some(netns) = surroundings.netns {
             command.arg("--netns").arg(netns);
+        }
+        if let Some(file) = surroundings.resolv_conf {
+            command.arg("--resolv-conf").arg(file);
         }
         if let Grant::Exactly(capabilities) = grant {
             command.arg("--capabilities").arg(spell(*capabilities));
@@ -54,6 +60,9 @@ impl Launch {
         if let Some(netns) = &self.netns {
             join_network(netns)?;
         }
+        if let Some(file) = &self.resolv_conf {
+            resolve_by(file)?;
+        }
         if let Some(names) = &self.capabilities {
             keep_only(parse(names)?)?;
         }
@@ -63,6 +72,13 @@ impl Launch {
         let error = Command::new(program).args(arguments).exec();
         Err(error).with_context(|| format!("cannot run {}", Path::new(program).display()))
     }
+}
+
+/// What a program finds around itself; the lab's own where nothing is said.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Surroundings<'a> {
+    pub netns: Option<&'a Path>,
+    pub resolv_conf: Option<&'a Path>,
 }
 
 /// The capabilities a program runs with.

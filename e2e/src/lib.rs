@@ -11,7 +11,7 @@
 //! - [`tour`]: the proofs `e2e up` shows
 //! - [`lab`]: the lab's own process: daemons, kubelets, runtime
 //! - [`link`]: a worse wire between the nodes
-//! - [`traffic`]: the servers and clients that run in pods
+//! - [`traffic`], [`dns`]: the servers and clients that run in pods, and whom they ask for names
 //! - [`sniff`], [`wire`]: what the wire carries
 //! - [`access_log`], [`telemetry`]: what the proxies say they did
 //! - [`manifests`], [`topology`], [`state`], [`tokens`], [`network`], [`namespaces`], [`launch`], [`lifeline`]: what all that stands on
@@ -19,6 +19,7 @@
 pub mod access_log;
 pub mod binaries;
 pub mod cli;
+pub mod dns;
 pub mod environment;
 pub mod handle;
 pub mod lab;

@@ -88,6 +88,26 @@ pub fn mount_hosts(hosts: &Path) -> Result<()> {
     .context("cannot put the lab's hosts file over /etc/hosts in the lab's mount namespace")
 }
 
+/// Puts a resolv.conf(5) where the C library looks, in the mount namespace of the calling process.
+pub fn mount_resolv_conf(file: &Path) -> Result<()> {
+    const PLACE: &str = "/etc/resolv.conf";
+    mount(
+        Some(file),
+        PLACE,
+        None::<&str>,
+        MsFlags::MS_BIND,
+        None::<&str>,
+    )
+    .with_context(|| format!("cannot put {} over {PLACE}", file.display()))
+}
+
+/// Gives the calling process a mount namespace of its own, in which it resolves names by this file.
+pub fn resolve_by(file: &Path) -> Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS).context("cannot make a mount namespace")?;
+    mount_privately().context("cannot change mounts in a mount namespace")?;
+    mount_resolv_conf(file)
+}
+
 /// Which of the lab's namespaces a command joins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Joining {

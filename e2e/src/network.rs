@@ -18,17 +18,20 @@ use rtnetlink::{
 };
 
 use crate::state::StateDir;
-use crate::topology::{Node, POD_PREFIX, Pair, Place, control_plane};
+use crate::topology::{Node, POD_PREFIX, Pair, Place, control_plane, resolver};
 
 /// The bridge of a node that its pods hang on, and the lab's bridge between the nodes.
 pub const POD_BRIDGE: &str = "cni0";
 const LINK_BRIDGE: &str = "link0";
 /// The device by which a node or the control plane reaches the others, and a pod its node.
 pub const UPLINK: &str = "eth0";
+/// Without one of its own a bridge takes the lowest of its ports' addresses: each new pod may change it, and what others
+/// send to the old one is lost.
+const GATEWAY_MAC: [u8; 6] = [0x02, 0x4c, 0x41, 0x42, 0, 1];
 /// Room for thousands of parallel connections from one pod.
 const PORT_RANGE: &str = "20000 60999";
 
-/// Builds the nodes and the control plane's place, joined by a bridge in the namespace of the calling process.
+/// Builds the nodes and the places of the control plane and the DNS server, joined by a bridge in the namespace of the calling process.
 pub fn build(state: &StateDir) -> Result<()> {
     let here = Netns::current().context("the lab's own network namespace")?;
     settle(&here)?;
@@ -44,15 +47,21 @@ pub fn build(state: &StateDir) -> Result<()> {
         attach_to_link(&here, &netns, &format!("to-{node}"), node.uplink())?;
         configure_node(&netns, node)?;
     }
-    let netns = create(&state.netns(&Place::ControlPlane))?;
-    attach_to_link(&here, &netns, "to-istiod", control_plane())?;
-    conversation(&netns, async |link| {
-        let uplink = index(&link, UPLINK).await?;
-        for node in Node::ALL {
-            route_via(&link, Some(node.pod_network()), node.uplink(), uplink).await?;
-        }
-        Ok(())
-    })
+    for (place, device, addresses) in [
+        (Place::ControlPlane, "to-istiod", control_plane()),
+        (Place::Resolver, "to-resolver", resolver()),
+    ] {
+        let netns = create(&state.netns(&place))?;
+        attach_to_link(&here, &netns, device, addresses)?;
+        conversation(&netns, async |link| {
+            let uplink = index(&link, UPLINK).await?;
+            for node in Node::ALL {
+                route_via(&link, Some(node.pod_network()), node.uplink(), uplink).await?;
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
 }
 
 /// Makes a namespace and binds it to a file, so that whoever is in the lab's mount namespace can enter it.
@@ -178,7 +187,12 @@ fn configure_node(netns: &Netns, node: Node) -> Result<()> {
     })?;
     conversation(netns, async move |link| {
         link.link()
-            .add(LinkBridge::new(POD_BRIDGE).up().build())
+            .add(
+                LinkBridge::new(POD_BRIDGE)
+                    .address(GATEWAY_MAC.to_vec())
+                    .up()
+                    .build(),
+            )
             .execute()
             .await
             .context("the pods' bridge")?;

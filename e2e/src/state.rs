@@ -85,6 +85,17 @@ impl StateDir {
         self.root.join("hosts")
     }
 
+    /// What nodes resolve names by.
+    pub fn resolv_conf(&self) -> PathBuf {
+        self.root.join("resolv.conf")
+    }
+
+    /// The same for a pod.
+    pub fn resolv_conf_of(&self, pod: &PodName) -> PathBuf {
+        let name = format!("{}.resolv.conf", pod.slug());
+        self.root.join("pods").join(name)
+    }
+
     pub fn istiod(&self) -> PathBuf {
         self.root.join("istiod")
     }
@@ -112,6 +123,7 @@ impl StateDir {
         match place {
             Place::Node(node) => folder.join(node.name()),
             Place::ControlPlane => folder.join("istiod-lite"),
+            Place::Resolver => folder.join("resolver"),
             Place::Pod(pod) => folder.join(format!("pod_{}", pod.slug())),
         }
     }

@@ -5,7 +5,8 @@
 //!   node a  10.77.1.1 (pods 10.77.1.0/24)          node b  10.77.2.1 (pods 10.77.2.0/24)
 //!     └ eth0 10.77.0.1 ──────────┐        ┌────────── eth0 10.77.0.2 ┘
 //!                                link bridge
-//!                                     └── istiod-lite 10.77.0.10
+//!                                     ├── istiod-lite 10.77.0.10
+//!                                     └── resolver 10.77.0.53
 //! ```
 //! Every IPv4 address has an IPv6 twin: 10.77.x.y is fd77:x::y.
 
@@ -137,11 +138,17 @@ pub fn control_plane() -> Pair {
     Pair::of(0, 10)
 }
 
+/// Where the lab's DNS server listens.
+pub fn resolver() -> Pair {
+    Pair::of(0, 53)
+}
+
 /// A part of the lab that has a network namespace of its own and a name to be called by.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
     Node(Node),
     ControlPlane,
+    Resolver,
     Pod(PodName),
 }
 
@@ -149,8 +156,10 @@ impl FromStr for Place {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if text == "istiod-lite" {
-            return Ok(Self::ControlPlane);
+        match text {
+            "istiod-lite" => return Ok(Self::ControlPlane),
+            "resolver" => return Ok(Self::Resolver),
+            _ => {}
         }
         if let Ok(node) = text.strip_prefix("node:").unwrap_or(text).parse() {
             return Ok(Self::Node(node));
@@ -240,6 +249,7 @@ mod tests {
         assert_eq!("node-a".parse(), Ok(Place::Node(Node::A)));
         assert_eq!("node:b".parse(), Ok(Place::Node(Node::B)));
         assert_eq!("istiod-lite".parse(), Ok(Place::ControlPlane));
+        assert_eq!("resolver".parse(), Ok(Place::Resolver));
         assert_eq!(
             "shop/cart".parse(),
             Ok(Place::Pod(PodName::new("shop", "cart")))

@@ -14,7 +14,7 @@ use cluster::k8s_openapi::api::core::v1::Container;
 use cluster::kinds::Pod;
 use tokio::process::{Child, Command};
 
-use crate::launch::{Grant, Launch};
+use crate::launch::{Grant, Launch, Surroundings};
 
 /// Where the programs lie.
 #[derive(Debug, Clone)]
@@ -46,6 +46,8 @@ pub struct Process {
     pub arguments: Vec<String>,
     pub environment: BTreeMap<String, String>,
     pub grant: Grant,
+    /// What it resolves names by, if not as its node does.
+    pub resolv_conf: Option<PathBuf>,
 }
 
 /// Words that a container may use as `$(NAME)` in its arguments and environment.
@@ -120,6 +122,7 @@ impl Process {
                 .collect(),
             environment,
             grant,
+            resolv_conf: None,
         })
     }
 
@@ -133,7 +136,10 @@ impl Process {
         let err = out.try_clone().context("cannot share a log file")?;
         let mut command = Command::from(Launch::command(
             &programs.executable,
-            Some(netns),
+            Surroundings {
+                netns: Some(netns),
+                resolv_conf: self.resolv_conf.as_deref(),
+            },
             &self.grant,
             &self.program,
         ));

@@ -38,6 +38,7 @@ impl ControlPlane {
             arguments: arguments(state),
             environment: BTreeMap::new(),
             grant: Grant::NOTHING,
+            resolv_conf: None,
         };
         let stop = CancellationToken::new();
         let supervisor =

@@ -19,7 +19,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 
 use crate::lab::container::Programs;
-use crate::launch::{Grant, Launch};
+use crate::launch::{Grant, Launch, Surroundings};
 use crate::network::{self, UPLINK};
 use crate::state::{StateDir, read_json, write_json};
 use crate::topology::{Node, POD_PREFIX, Pair, Place, PodName};
@@ -265,7 +265,10 @@ impl Runtime {
         let node = self.node_netns();
         let mut command = Command::from(Launch::command(
             &self.programs.executable,
-            Some(&node),
+            Surroundings {
+                netns: Some(&node),
+                ..Surroundings::default()
+            },
             &Grant::Everything,
             &program,
         ));

@@ -41,7 +41,7 @@ pub(super) struct Switch {
     frame: Vec<u8>,
 }
 
-/// Which places there are, and what lies behind each.
+/// Which places there are; the DNS server stays on the wire as it was.
 fn places() -> [Place; 3] {
     [
         Place::Node(Node::A),
@@ -204,7 +204,7 @@ impl End {
     fn lead_here(&self) -> Result<()> {
         let own = match self.place {
             Place::Node(node) => node.uplink(),
-            Place::ControlPlane | Place::Pod(_) => control_plane(),
+            Place::ControlPlane | Place::Resolver | Place::Pod(_) => control_plane(),
         };
         let place = self.place.clone();
         conversation(&self.netns, async move |link| {
@@ -212,7 +212,7 @@ impl End {
             for other in places().into_iter().filter(|other| *other != place) {
                 let host = match other {
                     Place::Node(node) => node.uplink(),
-                    Place::ControlPlane | Place::Pod(_) => control_plane(),
+                    Place::ControlPlane | Place::Resolver | Place::Pod(_) => control_plane(),
                 };
                 route(&link, device, own, host, Width::HOST).await?;
                 if let Place::Node(node) = other {

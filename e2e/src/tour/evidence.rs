@@ -21,7 +21,7 @@ const BYTES: u64 = 65_536;
 const REQUESTS: usize = 24;
 
 pub(super) fn gather(lab: &Access, scenario: &Scenario) -> Result<Fact> {
-    let target = resolve(lab, scenario.target)?;
+    let target = resolve(lab, scenario)?;
     let source = lab
         .pod(scenario.source)?
         .addresses
@@ -33,7 +33,11 @@ pub(super) fn gather(lab: &Access, scenario: &Scenario) -> Result<Fact> {
     };
     let before = Before::note(lab, source)?;
     let marker = format!("culvert-{:016x}-", rand::random::<u64>());
-    let talk = || converse(lab, scenario, target, &marker);
+    let spoken = match scenario.target {
+        Target::Name { host, port } => format!("{host}:{port}"),
+        Target::Pod { .. } | Target::Address(_) => target.to_string(),
+    };
+    let talk = || converse(lab, scenario, &spoken, &marker);
     let ((reports, on_b), on_a) = lab.sniff(Node::A, Some(&marker), || {
         lab.sniff(Node::B, Some(&marker), talk)
     })?;
@@ -56,8 +60,8 @@ pub(super) fn gather(lab: &Access, scenario: &Scenario) -> Result<Fact> {
     })
 }
 
-fn resolve(lab: &Access, target: Target) -> Result<SocketAddr> {
-    match target {
+fn resolve(lab: &Access, scenario: &Scenario) -> Result<SocketAddr> {
+    match scenario.target {
         Target::Pod {
             name,
             family: Family::V4,
@@ -69,35 +73,29 @@ fn resolve(lab: &Access, target: Target) -> Result<SocketAddr> {
             port,
         } => lab.v6(name, port),
         Target::Address(text) => text.parse().context("a scenario's address"),
+        Target::Name { host, port } => {
+            let name = format!("{host}:{port}");
+            let report = lab.traffic(scenario.source, &["lookup", &name])?;
+            report
+                .target
+                .with_context(|| format!("{name} leads nowhere"))
+        }
     }
 }
 
-fn converse(
-    lab: &Access,
-    scenario: &Scenario,
-    target: SocketAddr,
-    marker: &str,
-) -> Result<Vec<Report>> {
-    let target = target.to_string();
+fn converse(lab: &Access, scenario: &Scenario, target: &str, marker: &str) -> Result<Vec<Report>> {
     match scenario.manner {
         Manner::Echo => {
             let bytes = BYTES.to_string();
-            let arguments = [
-                "echo",
-                target.as_str(),
-                "--bytes",
-                &bytes,
-                "--marker",
-                marker,
-            ];
+            let arguments = ["echo", target, "--bytes", &bytes, "--marker", marker];
             Ok(vec![lab.traffic(scenario.source, &arguments)?])
         }
-        Manner::Greet => Ok(vec![lab.traffic(scenario.source, &["greet", &target])?]),
+        Manner::Greet => Ok(vec![lab.traffic(scenario.source, &["greet", target])?]),
         Manner::Requests => {
             let path = format!("/{marker}");
             let mut reports = Vec::new();
             for _request in 0..REQUESTS {
-                reports.push(lab.traffic(scenario.source, &["get", &target, &path])?);
+                reports.push(lab.traffic(scenario.source, &["get", target, &path])?);
                 let all = scenario
                     .expected
                     .answered_by

@@ -36,6 +36,11 @@ pub enum Target {
         port: u16,
     },
     Address(&'static str),
+    /// As an application's resolver finds it, which only the mesh can answer.
+    Name {
+        host: &'static str,
+        port: u16,
+    },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -151,6 +156,18 @@ pub fn all() -> Vec<Scenario> {
             source: "shop/client",
             destination: "shop/web (10.96.0.10)",
             target: Target::Address("10.96.0.10:80"),
+            manner: Manner::Requests,
+            witness: Witness::Destination,
+            expected: allowed(client, web).answered_by(&["web-a", "web-b"]),
+        },
+        Scenario {
+            path: "Service, by its name",
+            source: "shop/client",
+            destination: "web.shop",
+            target: Target::Name {
+                host: "web.shop",
+                port: 80,
+            },
             manner: Manner::Requests,
             witness: Witness::Destination,
             expected: allowed(client, web).answered_by(&["web-a", "web-b"]),

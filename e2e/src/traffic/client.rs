@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Clients of the lab's servers. Each checks every byte and reports how the conversation ended.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
@@ -17,51 +17,79 @@ use crate::traffic::{Outcome, Report, http, load};
 /// What a client does.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Conversation {
-    /// GET a page: `e2e traffic get 10.96.0.10:80/`
+    /// GET a page: `e2e traffic get web.shop:80 /`
     Get {
+        #[arg(value_parser = endpoint)]
         target: SocketAddr,
         #[arg(default_value = "/")]
         path: String,
     },
+    /// Find the address that a name leads to, as any application would, and leave it at that
+    Lookup {
+        #[arg(value_parser = endpoint)]
+        target: SocketAddr,
+    },
     /// Send bytes to an echo server and check that the same come back
     Echo {
+        #[arg(value_parser = endpoint)]
         target: SocketAddr,
         #[command(flatten)]
         volume: Volume,
     },
     /// Wait for the server to speak first
-    Greet { target: SocketAddr },
+    Greet {
+        #[arg(value_parser = endpoint)]
+        target: SocketAddr,
+    },
     /// Send, close the own half, then read the server's receipt
     FinishAfterSending {
+        #[arg(value_parser = endpoint)]
         target: SocketAddr,
         #[command(flatten)]
         volume: Volume,
     },
     /// Let the server close its half first, send on, then fetch its receipt by HTTP
     FinishAfterServer {
+        #[arg(value_parser = endpoint)]
         target: SocketAddr,
         /// Where the same server answers HTTP
-        #[arg(long)]
+        #[arg(long, value_parser = endpoint)]
         receipts: SocketAddr,
         #[command(flatten)]
         volume: Volume,
     },
     /// Open many connections, use each, hold all of them open together, use each again
     Parallel {
+        #[arg(value_parser = endpoint)]
         target: SocketAddr,
         #[arg(long, default_value_t = 100)]
         connections: u32,
     },
     /// Send many writes of one byte each to an echo server
     Drip {
+        #[arg(value_parser = endpoint)]
         target: SocketAddr,
         #[arg(long, default_value_t = 1000)]
         writes: u64,
     },
     /// Keep one connection to an echo server in use until it ends or the input does
-    Hold { target: SocketAddr },
+    Hold {
+        #[arg(value_parser = endpoint)]
+        target: SocketAddr,
+    },
     /// Keep traffic of all kinds up until the input ends; one JSON line for each thing that happens
     Load(load::Plan),
+}
+
+/// An address with a port, or a name with one: then the C library's resolver is asked, as any application would.
+fn endpoint(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let mut found = text
+        .to_socket_addrs()
+        .map_err(|error| format!("resolving it: {error}"))?;
+    found.next().ok_or_else(|| "it has no address".into())
 }
 
 /// How much to send, and what.
@@ -92,6 +120,7 @@ pub async fn converse(conversation: &Conversation) -> Report {
     let started = Instant::now();
     let mut report = match conversation {
         Conversation::Get { target, path } => get(*target, path).await,
+        Conversation::Lookup { target } => Progress::new(*target).end(Ok(())),
         Conversation::Echo { target, volume } => echo(*target, volume).await,
         Conversation::Greet { target } => greet(*target).await,
         Conversation::FinishAfterSending { target, volume } => {

@@ -119,10 +119,13 @@ impl PodLife {
             token.write(&self.shared.issuer, &self.bearer()?)?;
         }
         let variables = self.variables(ground);
+        let resolv_conf = self.resolv_conf()?;
         let mut containers = Vec::new();
         for container in &spec.containers {
-            let process =
-                Process::of_container(&self.pod, container, &self.shared.programs, &variables)?;
+            let process = Process {
+                resolv_conf: resolv_conf.clone(),
+                ..Process::of_container(&self.pod, container, &self.shared.programs, &variables)?
+            };
             let log = if spec.containers.len() == 1 {
                 self.name.slug()
             } else {
@@ -144,6 +147,16 @@ impl PodLife {
             });
         }
         Ok((containers, tokens))
+    }
+
+    /// Pods on the node's network resolve names as it does.
+    fn resolv_conf(&self) -> Result<Option<PathBuf>> {
+        if self.host_network() {
+            return Ok(None);
+        }
+        let path = self.shared.state.resolv_conf_of(&self.name);
+        crate::lab::resolver::write_of_pod(&path, &self.name.namespace)?;
+        Ok(Some(path))
     }
 
     fn folder(&self) -> PathBuf {
@@ -334,6 +347,7 @@ impl PodLife {
     fn forget(&self) {
         // A record that was never written need not be removed.
         let _no_record = std::fs::remove_file(self.shared.state.pod_record(&self.name));
+        let _no_names = std::fs::remove_file(self.shared.state.resolv_conf_of(&self.name));
         if let Err(error) = self.shared.status.remove(&self.key()) {
             progress(format!("{}: cannot remove its status: {error}", self.name));
         }
