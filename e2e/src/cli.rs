@@ -23,10 +23,10 @@ use crate::link::Terms;
 use crate::namespaces::Joining;
 use crate::sniff::{Capture, Limits, Show};
 use crate::state::{StateDir, process_start};
-use crate::topology::{Node, Place};
+use crate::topology::{Cluster, Layout, Node, Place};
 use crate::traffic::client::{Conversation, converse};
 use crate::traffic::server::{Service, serve};
-use crate::{binaries, lab, link, manifests, namespaces, peers, status, tour};
+use crate::{binaries, gateway, lab, link, manifests, namespaces, peers, status, tour};
 
 /// A real two-node ambient mesh on this machine: every node and pod is a network namespace, every program the one that
 /// a cluster runs.
@@ -68,12 +68,23 @@ enum Verb {
     #[command(
         after_help = "Example:\n  e2e apply - <<'END'\n  apiVersion: security.istio.io/v1\n  kind: AuthorizationPolicy\n  metadata: {name: nobody, namespace: shop}\n  spec: {}\n  END"
     )]
-    Apply { file: PathBuf },
+    Apply {
+        file: PathBuf,
+        /// Which cluster's, where there are two
+        #[arg(long, default_value = "1", value_name = "N")]
+        cluster: Cluster,
+    },
     /// Remove an object from the lab's cluster
     #[command(
         after_help = "Examples:\n  e2e delete authorizationpolicy shop/nobody\n  e2e delete pod shop/client"
     )]
-    Delete { kind: String, name: String },
+    Delete {
+        kind: String,
+        name: String,
+        /// Which cluster's, where there are two
+        #[arg(long, default_value = "1", value_name = "N")]
+        cluster: Cluster,
+    },
     /// Show nodes, pods, services, policies and daemons
     Status {
         #[arg(long, value_enum, default_value = "table")]
@@ -132,6 +143,9 @@ enum Verb {
     Serve { services: Vec<Service> },
     #[command(hide = true)]
     ServeDns,
+    /// Let in what other networks send to services of this one; to be run in a pod
+    #[command(hide = true)]
+    Gateway(gateway::Gateway),
 }
 
 #[derive(Debug, Args)]
@@ -151,6 +165,14 @@ struct Up {
     /// Use the programs in this folder and build nothing
     #[arg(long, value_name = "DIR")]
     bin_dir: Option<PathBuf>,
+    /// Which clusters there are; nothing is proved of two networks here, `cargo test -p e2e --test networks` does
+    #[arg(
+        long,
+        value_enum,
+        default_value = "one-cluster",
+        conflicts_with = "once"
+    )]
+    layout: Layout,
     /// Start without proving anything
     #[arg(long, conflicts_with = "once")]
     no_tour: bool,
@@ -210,8 +232,18 @@ fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Verb::Up(up) => start(&environment, &name, &up),
         Verb::Exec(exec) => execute(&environment, &name, exec),
-        Verb::Apply { file } => apply(&environment, &name, &file),
-        Verb::Delete { kind, name: object } => delete(&environment, &name, &kind, &object),
+        Verb::Apply { file, cluster } => {
+            let access = Access::to_running(&environment, &name)?;
+            apply(&access.in_cluster(cluster), &file)
+        }
+        Verb::Delete {
+            kind,
+            name: object,
+            cluster,
+        } => {
+            let access = Access::to_running(&environment, &name)?;
+            delete(&access.in_cluster(cluster), &kind, &object)
+        }
         Verb::Status { output } => show_status(&environment, &name, output),
         Verb::Capture(arguments) => capture(&environment, &name, &arguments),
         Verb::Logs { name: log } => logs(&environment, &name, &log),
@@ -268,6 +300,12 @@ fn run(cli: Cli) -> Result<ExitCode> {
             .map(|()| ExitCode::SUCCESS),
         Verb::EnterLab(options) => enter_lab(&options),
         Verb::RunLab(options) => lab::run(&options).map(|()| ExitCode::SUCCESS),
+        Verb::Gateway(gateway) => {
+            raise_file_limit();
+            runtime()?
+                .block_on(local(gateway::serve(gateway)))
+                .map(|()| ExitCode::SUCCESS)
+        }
         Verb::Launch(launch) => launch.exec().map(|()| ExitCode::FAILURE),
         Verb::Serve { services } => {
             raise_file_limit();
@@ -317,11 +355,12 @@ fn start(environment: &Environment, name: &str, up: &Up) -> Result<ExitCode> {
         executable,
         bin_dir,
         manifests,
+        layout: up.layout,
         keep: up.keep,
     };
     let mut lab = Lab::start(environment, &options, |line| eprintln!("  {line}"))?;
     let _link = up.link.as_ref().map(|terms| lab.link(terms)).transpose()?;
-    let proved = match up.no_tour {
+    let proved = match up.no_tour || up.layout != Layout::OneCluster {
         true => None,
         false => Some(tour::walk(&lab, |line| eprintln!("  {line}"))?),
     };
@@ -392,7 +431,8 @@ fn enter_lab(options: &LabOptions) -> Result<ExitCode> {
             .arg("--state")
             .arg(&options.state)
             .arg("--bin-dir")
-            .arg(&options.bin_dir);
+            .arg(&options.bin_dir)
+            .args(["--layout", options.layout.name()]);
         if let Some(folder) = &options.manifests {
             command.arg("--manifests").arg(folder);
         }
@@ -444,8 +484,7 @@ fn execute(environment: &Environment, name: &str, exec: Exec) -> Result<ExitCode
     namespaces::run_through(command)
 }
 
-fn apply(environment: &Environment, name: &str, file: &Path) -> Result<ExitCode> {
-    let access = Access::to_running(environment, name)?;
+fn apply(access: &Access, file: &Path) -> Result<ExitCode> {
     let text = if file == Path::new("-") {
         let mut text = String::new();
         std::io::stdin()
@@ -468,8 +507,7 @@ fn apply(environment: &Environment, name: &str, file: &Path) -> Result<ExitCode>
     Ok(ExitCode::SUCCESS)
 }
 
-fn delete(environment: &Environment, name: &str, kind: &str, object: &str) -> Result<ExitCode> {
-    let access = Access::to_running(environment, name)?;
+fn delete(access: &Access, kind: &str, object: &str) -> Result<ExitCode> {
     let key = manifests::parse_key(kind, object)?;
     manifests::delete(&access.state().manifests(), &key)?;
     println!("{key} deleted");

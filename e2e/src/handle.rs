@@ -27,7 +27,7 @@ use crate::environment::Environment;
 use crate::lab::Message;
 use crate::lab::container::Programs;
 use crate::state::StateDir;
-use crate::topology::Node;
+use crate::topology::{Layout, Node};
 
 /// How to start a lab.
 #[derive(Debug, Clone)]
@@ -37,6 +37,7 @@ pub struct Start {
     pub executable: PathBuf,
     pub bin_dir: PathBuf,
     pub manifests: Option<PathBuf>,
+    pub layout: Layout,
     pub keep: bool,
 }
 
@@ -80,7 +81,8 @@ impl Lab {
             .arg("--state")
             .arg(state.root())
             .arg("--bin-dir")
-            .arg(&start.bin_dir);
+            .arg(&start.bin_dir)
+            .args(["--layout", start.layout.name()]);
         if let Some(folder) = &start.manifests {
             command.arg("--manifests").arg(folder);
         }
@@ -208,15 +210,22 @@ pub fn eventually<T>(
 pub struct Shared {
     file: &'static str,
     executable: &'static str,
+    layout: Layout,
     lab: OnceLock<Result<Lab, String>>,
 }
 
 impl Shared {
     /// `executable` is `env!("CARGO_BIN_EXE_e2e")` of the test.
     pub const fn new(file: &'static str, executable: &'static str) -> Self {
+        Self::of_layout(Layout::OneCluster, file, executable)
+    }
+
+    /// The same with other clusters than the usual one.
+    pub const fn of_layout(layout: Layout, file: &'static str, executable: &'static str) -> Self {
         Self {
             file,
             executable,
+            layout,
             lab: OnceLock::new(),
         }
     }
@@ -241,6 +250,7 @@ impl Shared {
             bin_dir: crate::binaries::build(&environment, &executable)?,
             executable,
             manifests: None,
+            layout: self.layout,
             keep: false,
         };
         Lab::start(&environment, &start, |_progress| {})

@@ -30,7 +30,7 @@ use crate::lab::resolver::Resolver;
 use crate::lifeline::input_ended;
 use crate::state::{LabRecord, StateDir, process_start, write_json};
 use crate::tokens::TokenIssuer;
-use crate::topology::{CONTROL_PLANE_NAME, control_plane};
+use crate::topology::{Cluster, Layout};
 use crate::{launch, manifests, namespaces, network};
 
 /// How a lab is to be.
@@ -48,6 +48,9 @@ pub struct LabOptions {
     /// Manifests to apply beside the built-in ones
     #[arg(long)]
     pub manifests: Option<PathBuf>,
+    /// Which clusters there are
+    #[arg(long, value_enum, default_value = "one-cluster")]
+    pub layout: Layout,
     /// Leave the state directory behind
     #[arg(long)]
     pub keep: bool,
@@ -98,7 +101,7 @@ fn live(options: &LabOptions) -> Result<()> {
 
     let state = StateDir::at(options.state.clone())?;
     let _lock = state.lock()?;
-    state.create()?;
+    state.create(options.layout)?;
     write_hosts(&state)?;
     namespaces::mount_hosts(&state.hosts())?;
     resolver::write_of_nodes(&state.resolv_conf())?;
@@ -108,7 +111,7 @@ fn live(options: &LabOptions) -> Result<()> {
     }
     // The node agent recognises health checks by the process that makes them.
     launch::name_process("kubelet")?;
-    network::build(&state)?;
+    network::build(&state, options.layout)?;
     progress("two nodes and the link between them are up");
 
     let record = LabRecord {
@@ -117,6 +120,7 @@ fn live(options: &LabOptions) -> Result<()> {
         started,
         executable: std::env::current_exe().context("the path of this program")?,
         bin_dir: options.bin_dir.clone(),
+        layout: options.layout,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -144,14 +148,14 @@ async fn operate(options: &LabOptions, state: &StateDir, record: &LabRecord) -> 
     let end = tokio::task::spawn_local(wait_for_the_end(stop.clone()));
 
     let issuer = Rc::new(TokenIssuer::generate()?);
-    write_json(&state.jwks(), &issuer.jwks()?)?;
-    for (name, text) in manifests::BUILT_IN {
-        manifests::apply(&state.manifests(), name, text)
-            .await
-            .with_context(|| format!("built-in {name}"))?;
-    }
-    if let Some(folder) = &options.manifests {
-        apply_folder(state, folder).await?;
+    let layout = options.layout;
+    for cluster in layout.clusters() {
+        let state = state.of_cluster(*cluster);
+        write_json(&state.jwks(), &issuer.jwks()?)?;
+        apply_built_in(&state, layout).await?;
+        if let Some(folder) = &options.manifests {
+            apply_folder(&state, folder).await?;
+        }
     }
     write_json(&state.record(), record)?;
     let programs = Rc::new(Programs {
@@ -159,28 +163,89 @@ async fn operate(options: &LabOptions, state: &StateDir, record: &LabRecord) -> 
         bin_dir: record.bin_dir.clone(),
     });
     let resolver = Resolver::start(state, programs.clone());
-    let mut control_plane = ControlPlane::start(state, programs.clone())?;
-    // A node's daemons mount the roots that the control plane publishes, so no kubelet could start them earlier.
-    tokio::select! {
-        outcome = control_plane.ready() => outcome?,
-        () = stop.cancelled() => return Ok(()),
+    let mut control_planes = Vec::new();
+    for cluster in layout.clusters() {
+        let state = state.of_cluster(*cluster);
+        if *cluster != Cluster::First {
+            share_root(&state)?;
+        }
+        let mut control_plane = ControlPlane::start(&state, programs.clone())?;
+        // A node's daemons mount the roots that the control plane publishes, so no kubelet could start them earlier.
+        tokio::select! {
+            outcome = control_plane.ready() => outcome?,
+            () = stop.cancelled() => return Ok(()),
+        }
+        progress(format!("{} serves", cluster.daemon()));
+        control_planes.push(control_plane);
     }
-    progress("istiod-lite serves");
-    let mut kubelet = Kubelet::start(state.clone(), programs, issuer)?;
-    tokio::select! {
-        outcome = kubelet.settled() => outcome?,
-        () = stop.cancelled() => return Ok(()),
-        () = tokio::time::sleep(START_DEADLINE) => {
-            anyhow::bail!("the mesh was not ready within {START_DEADLINE:?}:\n{}", kubelet.complaints(state))
+    let mut kubelets = Vec::new();
+    for cluster in layout.clusters() {
+        let state = state.of_cluster(*cluster);
+        kubelets.push(Kubelet::start(
+            state,
+            layout,
+            programs.clone(),
+            issuer.clone(),
+        )?);
+    }
+    let deadline = tokio::time::Instant::now() + START_DEADLINE;
+    for kubelet in &mut kubelets {
+        tokio::select! {
+            outcome = kubelet.settled() => outcome?,
+            () = stop.cancelled() => return Ok(()),
+            () = tokio::time::sleep_until(deadline) => {
+                anyhow::bail!("the mesh was not ready within {START_DEADLINE:?}:\n{}", kubelet.complaints(state))
+            }
         }
     }
     Message::Ready.say();
 
     stop.cancelled().await;
     end.abort();
-    kubelet.stop().await;
-    control_plane.stop().await;
+    for kubelet in kubelets {
+        kubelet.stop().await;
+    }
+    for control_plane in control_planes {
+        control_plane.stop().await;
+    }
     resolver.stop().await;
+    Ok(())
+}
+
+/// What a cluster starts with: of the built-in manifests what runs on its nodes, and what its network needs.
+async fn apply_built_in(state: &StateDir, layout: Layout) -> Result<()> {
+    let cluster = state.cluster();
+    for (name, text) in manifests::BUILT_IN {
+        let text = manifests::on_nodes(text, layout.nodes(cluster))
+            .with_context(|| format!("built-in {name}"))?;
+        manifests::apply(&state.manifests(), name, &text)
+            .await
+            .with_context(|| format!("built-in {name}"))?;
+    }
+    if layout == Layout::TwoNetworks {
+        let (name, text) = manifests::of_network(cluster);
+        manifests::apply(&state.manifests(), name, text)
+            .await
+            .with_context(|| format!("built-in {name}"))?;
+    }
+    Ok(())
+}
+
+/// Gives a further cluster the certificate authority of the first, as whoever runs both would: each trusts the other's
+/// workloads only if both chains end in one root.
+fn share_root(state: &StateDir) -> Result<()> {
+    let (from, to) = (
+        state.of_cluster(Cluster::First).istiod().join("ca"),
+        state.istiod().join("ca"),
+    );
+    crate::environment::private_directory(&to)?;
+    for entry in std::fs::read_dir(&from).with_context(|| format!("{}", from.display()))? {
+        let path = entry?.path();
+        if let Some(name) = path.file_name().filter(|_| path.is_file()) {
+            std::fs::copy(&path, to.join(name))
+                .with_context(|| format!("cannot copy {}", path.display()))?;
+        }
+    }
     Ok(())
 }
 
@@ -220,9 +285,10 @@ async fn apply_folder(state: &StateDir, folder: &std::path::Path) -> Result<()> 
 }
 
 fn write_hosts(state: &StateDir) -> Result<()> {
-    let text = format!(
-        "127.0.0.1 localhost\n::1 localhost\n{} {CONTROL_PLANE_NAME}\n",
-        control_plane().v4
-    );
+    let named = [Cluster::First, Cluster::Second].map(|cluster| {
+        let address = cluster.control_plane().v4;
+        format!("{address} {}\n", cluster.control_plane_name())
+    });
+    let text = "127.0.0.1 localhost\n::1 localhost\n".to_owned() + &named.concat();
     std::fs::write(state.hosts(), text).context("cannot write the lab's hosts file")
 }

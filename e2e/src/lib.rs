@@ -12,6 +12,7 @@
 //! - [`lab`]: the lab's own process: daemons, kubelets, runtime
 //! - [`link`]: a worse wire between the nodes
 //! - [`traffic`], [`dns`]: the servers and clients that run in pods, and whom they ask for names
+//! - [`gateway`]: lets in what other networks send; [`member`]: a program that holds its own certificate
 //! - [`sniff`], [`wire`]: what the wire carries
 //! - [`access_log`], [`telemetry`]: what the proxies say they did
 //! - [`manifests`], [`topology`], [`state`], [`tokens`], [`network`], [`namespaces`], [`launch`], [`lifeline`]: what all that stands on
@@ -21,6 +22,7 @@ pub mod binaries;
 pub mod cli;
 pub mod dns;
 pub mod environment;
+pub mod gateway;
 pub mod handle;
 pub mod lab;
 pub mod launch;
@@ -28,6 +30,7 @@ pub mod lifeline;
 pub mod link;
 pub mod load;
 pub mod manifests;
+pub mod member;
 pub mod namespaces;
 pub mod network;
 pub mod peers;

@@ -12,6 +12,7 @@ use cluster::{Directory, Event, Kind, Object, ObjectKey, Severity};
 use serde_json::{Map, Value, json};
 
 use crate::state::write_atomically;
+use crate::topology::{Cluster, Node};
 
 /// The cluster every lab starts with, in the order to read it.
 pub const BUILT_IN: [(&str, &str); 4] = [
@@ -20,6 +21,35 @@ pub const BUILT_IN: [(&str, &str); 4] = [
     ("apps.yaml", include_str!("../manifests/apps.yaml")),
     ("policies.yaml", include_str!("../manifests/policies.yaml")),
 ];
+
+/// What a cluster has besides, where each stands on a network of its own.
+pub fn of_network(cluster: Cluster) -> (&'static str, &'static str) {
+    match cluster {
+        Cluster::First => (
+            "network-1.yaml",
+            include_str!("../manifests/network-1.yaml"),
+        ),
+        Cluster::Second => (
+            "network-2.yaml",
+            include_str!("../manifests/network-2.yaml"),
+        ),
+    }
+}
+
+/// A manifest without what runs on other nodes than these, and without those nodes.
+pub fn on_nodes(text: &str, nodes: &[Node]) -> Result<String> {
+    let known = |name: &str| nodes.iter().any(|node| node.name() == name);
+    let mut kept = documents(text)?;
+    kept.retain(|document| match document["kind"].as_str() {
+        Some("Node") => document["metadata"]["name"].as_str().is_some_and(known),
+        _ => document["spec"]["nodeName"].as_str().is_none_or(known),
+    });
+    let printed: Vec<String> = kept
+        .iter()
+        .map(|document| serde_saphyr::to_string(document).context("cannot print an object as YAML"))
+        .collect::<Result<_>>()?;
+    Ok(printed.join("---\n"))
+}
 
 /// What became of one applied object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -432,9 +462,28 @@ mod tests {
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
+    #[test]
+    fn what_runs_on_other_nodes_is_left_out() {
+        let text = "kind: Node\nmetadata: {name: node-a}\n---\nkind: Node\nmetadata: {name: node-b}\n---\n\
+                    kind: Pod\nmetadata: {name: p}\nspec: {nodeName: node-b}\n---\n\
+                    kind: Pod\nmetadata: {name: q}\nspec: {nodeName: node-a}\n---\nkind: Service\nspec: {}\n";
+        let kept = documents(&on_nodes(text, &[Node::A]).unwrap()).unwrap();
+        let named: Vec<_> = kept
+            .iter()
+            .map(|d| (d["kind"].as_str(), d["metadata"]["name"].as_str()))
+            .collect();
+        let expected = [
+            (Some("Node"), Some("node-a")),
+            (Some("Pod"), Some("q")),
+            (Some("Service"), None),
+        ];
+        assert_eq!(named, expected);
+    }
+
     #[tokio::test]
     async fn every_built_in_manifest_is_valid() {
-        for (name, text) in BUILT_IN {
+        let networks = [Cluster::First, Cluster::Second].map(of_network);
+        for (name, text) in BUILT_IN.into_iter().chain(networks) {
             let folder = tempfile::tempdir().unwrap();
             let applied = apply(folder.path(), name, text)
                 .await

@@ -12,13 +12,14 @@ use std::path::Path;
 use anyhow::{Context as _, Result, anyhow};
 use capture::Netns;
 use futures_util::TryStreamExt as _;
+use netlink_packet_route::rule::RuleAction;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use rtnetlink::{
     Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
 };
 
 use crate::state::StateDir;
-use crate::topology::{Node, POD_PREFIX, Pair, Place, control_plane, resolver};
+use crate::topology::{Layout, Node, POD_PREFIX, Pair, Place, resolver};
 
 /// The bridge of a node that its pods hang on, and the lab's bridge between the nodes.
 pub const POD_BRIDGE: &str = "cni0";
@@ -28,11 +29,15 @@ pub const UPLINK: &str = "eth0";
 /// Without one of its own a bridge takes the lowest of its ports' addresses: each new pod may change it, and what others
 /// send to the old one is lost.
 const GATEWAY_MAC: [u8; 6] = [0x02, 0x4c, 0x41, 0x42, 0, 1];
+/// The kernel's usual routing table, and one of the lab's own.
+const MAIN: u32 = 254;
+const ANSWERS: u32 = 77;
 /// Room for thousands of parallel connections from one pod.
 const PORT_RANGE: &str = "20000 60999";
 
-/// Builds the nodes and the places of the control plane and the DNS server, joined by a bridge in the namespace of the calling process.
-pub fn build(state: &StateDir) -> Result<()> {
+/// Builds the nodes and the places of the control planes and the DNS server, joined by a bridge in the namespace of the
+/// calling process.
+pub fn build(state: &StateDir, layout: Layout) -> Result<()> {
     let here = Netns::current().context("the lab's own network namespace")?;
     settle(&here)?;
     conversation(&here, async |link| {
@@ -45,23 +50,49 @@ pub fn build(state: &StateDir) -> Result<()> {
     for node in Node::ALL {
         let netns = create(&state.netns(&Place::Node(node)))?;
         attach_to_link(&here, &netns, &format!("to-{node}"), node.uplink())?;
-        configure_node(&netns, node)?;
+        configure_node(&netns, node, layout)?;
     }
-    for (place, device, addresses) in [
-        (Place::ControlPlane, "to-istiod", control_plane()),
-        (Place::Resolver, "to-resolver", resolver()),
-    ] {
-        let netns = create(&state.netns(&place))?;
-        attach_to_link(&here, &netns, device, addresses)?;
-        conversation(&netns, async |link| {
-            let uplink = index(&link, UPLINK).await?;
-            for node in Node::ALL {
-                route_via(&link, Some(node.pod_network()), node.uplink(), uplink).await?;
-            }
-            Ok(())
-        })?;
+    for cluster in layout.clusters().iter().copied() {
+        let place = Place::ControlPlane(cluster);
+        let (device, addresses) = (cluster.file("to-istiod"), cluster.control_plane());
+        attach_beside(
+            state,
+            &here,
+            &place,
+            &device,
+            addresses,
+            layout.nodes(cluster),
+        )?;
     }
-    Ok(())
+    let (device, addresses) = ("to-resolver", resolver());
+    attach_beside(
+        state,
+        &here,
+        &Place::Resolver,
+        device,
+        addresses,
+        &Node::ALL,
+    )
+}
+
+/// Makes a place on the link that pods of these nodes can be answered from.
+fn attach_beside(
+    state: &StateDir,
+    here: &Netns,
+    place: &Place,
+    device: &str,
+    addresses: Pair,
+    nodes: &'static [Node],
+) -> Result<()> {
+    let netns = create(&state.netns(place))?;
+    attach_to_link(here, &netns, device, addresses)?;
+    conversation(&netns, async move |link| {
+        let uplink = index(&link, UPLINK).await?;
+        for node in nodes {
+            route_via(&link, Some(node.pod_network()), node.uplink(), uplink, MAIN).await?;
+        }
+        Ok(())
+    })
 }
 
 /// Makes a namespace and binds it to a file, so that whoever is in the lab's mount namespace can enter it.
@@ -131,7 +162,7 @@ pub fn attach_pod(
         let device = index(&link, UPLINK).await?;
         set(&link, LinkUnspec::new_with_index(device).up()).await?;
         address(&link, device, addresses).await?;
-        route_via(&link, None, gateway, device).await?;
+        route_via(&link, None, gateway, device, MAIN).await?;
         hardware_address(&link, UPLINK).await
     })
 }
@@ -180,7 +211,7 @@ fn attach_to_link(here: &Netns, target: &Netns, name: &str, addresses: Pair) -> 
     })
 }
 
-fn configure_node(netns: &Netns, node: Node) -> Result<()> {
+fn configure_node(netns: &Netns, node: Node, layout: Layout) -> Result<()> {
     in_namespace(netns, || {
         sysctl("net/ipv4/ip_forward", "1")?;
         sysctl("net/ipv6/conf/all/forwarding", "1")
@@ -200,8 +231,28 @@ fn configure_node(netns: &Netns, node: Node) -> Result<()> {
         address(&link, bridge, node.gateway()).await?;
         let uplink = index(&link, UPLINK).await?;
         let other = node.other();
-        route_via(&link, Some(other.pod_network()), other.uplink(), uplink).await
+        let table = match layout {
+            Layout::OneCluster => MAIN,
+            // The other network's pods are reached only by what answers them from this node's own address: they come
+            // to the gateway that listens there, and no pod and nobody else on this node comes to them.
+            Layout::TwoNetworks => {
+                answer_from(&link, node.uplink()).await?;
+                ANSWERS
+            }
+        };
+        let pods = Some(other.pod_network());
+        route_via(&link, pods, other.uplink(), uplink, table).await
     })
+}
+
+/// Has packets from these addresses routed by the table [`ANSWERS`] first.
+async fn answer_from(link: &Handle, addresses: Pair) -> Result<()> {
+    let v4 = link.rule().add().v4().source_prefix(addresses.v4, 32);
+    let v6 = link.rule().add().v6().source_prefix(addresses.v6, 128);
+    let v4 = v4.table_id(ANSWERS).action(RuleAction::ToTable);
+    let v6 = v6.table_id(ANSWERS).action(RuleAction::ToTable);
+    v4.execute().await.context("cannot add a routing rule")?;
+    v6.execute().await.context("cannot add a routing rule")
 }
 
 /// The settings every namespace of the lab gets before it has devices.
@@ -330,13 +381,21 @@ fn prefixes(addresses: Pair) -> [(IpAddr, u8); 2] {
 }
 
 /// Adds a route to a network, or the default route, for both families.
-async fn route_via(link: &Handle, network: Option<Pair>, gateway: Pair, device: u32) -> Result<()> {
+async fn route_via(
+    link: &Handle,
+    network: Option<Pair>,
+    gateway: Pair,
+    device: u32,
+    table: u32,
+) -> Result<()> {
     let mut v4 = RouteMessageBuilder::<Ipv4Addr>::new()
         .gateway(gateway.v4)
-        .output_interface(device);
+        .output_interface(device)
+        .table_id(table);
     let mut v6 = RouteMessageBuilder::<Ipv6Addr>::new()
         .gateway(gateway.v6)
-        .output_interface(device);
+        .output_interface(device)
+        .table_id(table);
     if let Some(network) = network {
         v4 = v4.destination_prefix(network.v4, POD_PREFIX.v4);
         v6 = v6.destination_prefix(network.v6, POD_PREFIX.v6);

@@ -12,6 +12,7 @@
 //!      /node-a/ /node-b/      sockets, tokens, CNI configuration of a node
 //!      /down/NAME             the daemon or pod of that log name is not to be started
 //!      /istiod/               state of the control plane: its CA, roots, the keys tokens are checked with
+//!      /manifests-2/ /istiod-2/  the same for the second cluster, where there is one
 //! ```
 
 use std::fs::File;
@@ -22,12 +23,14 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::environment::private_directory;
-use crate::topology::{Node, Pair, Place, PodName};
+use crate::topology::{Cluster, Layout, Node, Pair, Place, PodName};
 
 /// The paths of one lab.
 #[derive(Debug, Clone)]
 pub struct StateDir {
     root: PathBuf,
+    /// Whose manifests and control plane are meant.
+    cluster: Cluster,
 }
 
 /// Longest path of the state directory that leaves room for the sockets in it (108 bytes with the closing zero).
@@ -53,7 +56,22 @@ impl StateDir {
                 root.display()
             );
         }
-        Ok(Self { root })
+        Ok(Self {
+            root,
+            cluster: Cluster::First,
+        })
+    }
+
+    /// The same lab, seen from one of its clusters.
+    pub fn of_cluster(&self, cluster: Cluster) -> Self {
+        Self {
+            root: self.root.clone(),
+            cluster,
+        }
+    }
+
+    pub fn cluster(&self) -> Cluster {
+        self.cluster
     }
 
     pub fn root(&self) -> &Path {
@@ -61,7 +79,7 @@ impl StateDir {
     }
 
     pub fn manifests(&self) -> PathBuf {
-        self.root.join("manifests")
+        self.root.join(self.cluster.file("manifests"))
     }
 
     pub fn logs(&self) -> PathBuf {
@@ -97,7 +115,7 @@ impl StateDir {
     }
 
     pub fn istiod(&self) -> PathBuf {
-        self.root.join("istiod")
+        self.root.join(self.cluster.file("istiod"))
     }
 
     /// Its process, as the lab sees it.
@@ -122,7 +140,7 @@ impl StateDir {
         let folder = self.root.join("netns");
         match place {
             Place::Node(node) => folder.join(node.name()),
-            Place::ControlPlane => folder.join("istiod-lite"),
+            Place::ControlPlane(cluster) => folder.join(cluster.daemon()),
             Place::Resolver => folder.join("resolver"),
             Place::Pod(pod) => folder.join(format!("pod_{}", pod.slug())),
         }
@@ -150,18 +168,14 @@ impl StateDir {
     }
 
     /// Makes every folder of the tree.
-    pub fn create(&self) -> Result<()> {
+    pub fn create(&self, layout: Layout) -> Result<()> {
         private_directory(&self.root)?;
-        let folders = [
-            "manifests",
-            "logs",
-            "netns",
-            "pods",
-            "down",
-            "istiod",
-            "node-a",
-            "node-b",
-        ];
+        for cluster in layout.clusters() {
+            let state = self.of_cluster(*cluster);
+            private_directory(&state.manifests())?;
+            private_directory(&state.istiod())?;
+        }
+        let folders = ["logs", "netns", "pods", "down", "node-a", "node-b"];
         for folder in folders {
             private_directory(&self.root.join(folder))?;
         }
@@ -251,6 +265,8 @@ pub struct LabRecord {
     /// The commands that run programs of the lab use the same executable.
     pub executable: PathBuf,
     pub bin_dir: PathBuf,
+    #[serde(default)]
+    pub layout: Layout,
 }
 
 /// What the runtime knows of a pod.

@@ -132,10 +132,8 @@ pub async fn gather(access: &Access) -> Result<Status> {
 }
 
 fn ask_control_plane(access: &Access) -> Daemon {
-    let answer = access.traffic(
-        control_plane::NAME,
-        &["get", &control_plane::ADMIN.to_string(), "/ready"],
-    );
+    let name = access.state().cluster().daemon();
+    let answer = access.traffic(name, &["get", &control_plane::ADMIN.to_string(), "/ready"]);
     let (healthy, health) = match answer {
         Ok(report) => (
             report.is_done(),
@@ -155,7 +153,7 @@ fn ask_control_plane(access: &Access) -> Daemon {
     let pid = std::fs::read_to_string(access.state().control_plane_pid());
     let pid = pid.ok().and_then(|pid| pid.parse().ok());
     Daemon {
-        name: control_plane::NAME.into(),
+        name: name.into(),
         place: "control plane".into(),
         pid,
         restarts: 0,

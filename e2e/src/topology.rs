@@ -10,11 +10,15 @@
 //! ```
 //! Every IPv4 address has an IPv6 twin: 10.77.x.y is fd77:x::y.
 
+mod clusters;
+
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+
+pub use self::clusters::{Cluster, Layout};
 
 /// The trust domain, cluster and service names that the lab's cluster goes by.
 pub const TRUST_DOMAIN: &str = "cluster.local";
@@ -133,11 +137,6 @@ fn same_digits(host: u8) -> u16 {
     ((host / 100) << 8) | ((host / 10 % 10) << 4) | (host % 10)
 }
 
-/// Where istiod-lite listens.
-pub fn control_plane() -> Pair {
-    Pair::of(0, 10)
-}
-
 /// Where the lab's DNS server listens.
 pub fn resolver() -> Pair {
     Pair::of(0, 53)
@@ -147,7 +146,7 @@ pub fn resolver() -> Pair {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
     Node(Node),
-    ControlPlane,
+    ControlPlane(Cluster),
     Resolver,
     Pod(PodName),
 }
@@ -156,10 +155,13 @@ impl FromStr for Place {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "istiod-lite" => return Ok(Self::ControlPlane),
-            "resolver" => return Ok(Self::Resolver),
-            _ => {}
+        if text == "resolver" {
+            return Ok(Self::Resolver);
+        }
+        for cluster in [Cluster::First, Cluster::Second] {
+            if text == cluster.daemon() {
+                return Ok(Self::ControlPlane(cluster));
+            }
         }
         if let Ok(node) = text.strip_prefix("node:").unwrap_or(text).parse() {
             return Ok(Self::Node(node));
@@ -248,8 +250,15 @@ mod tests {
     fn places_are_told_apart_by_their_names() {
         assert_eq!("node-a".parse(), Ok(Place::Node(Node::A)));
         assert_eq!("node:b".parse(), Ok(Place::Node(Node::B)));
-        assert_eq!("istiod-lite".parse(), Ok(Place::ControlPlane));
         assert_eq!("resolver".parse(), Ok(Place::Resolver));
+        assert_eq!(
+            "istiod-lite".parse(),
+            Ok(Place::ControlPlane(Cluster::First))
+        );
+        assert_eq!(
+            "istiod-lite-2".parse(),
+            Ok(Place::ControlPlane(Cluster::Second))
+        );
         assert_eq!(
             "shop/cart".parse(),
             Ok(Place::Pod(PodName::new("shop", "cart")))

@@ -35,19 +35,38 @@ pub trait CaClient: Send + Sync {
     fn sign(&self, request: CsrRequest) -> BoxFuture<'_, Result<Vec<String>, CertificateError>>;
 }
 
-/// Istio's certificate service, asked on behalf of the node's workloads.
+/// Istio's certificate service.
 pub struct IstioCa {
     control_plane: ControlPlane,
+    asks: Asks,
     /// Kept between requests; given up when a call finds it broken.
     channel: Mutex<Option<AuthenticatedChannel>>,
 }
 
+/// For whom certificates are asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asks {
+    /// For the node's workloads, which the caller's account may act for.
+    OnBehalf,
+    /// For the workload that the caller is itself.
+    ForItself,
+}
+
 impl IstioCa {
-    /// A client that connects at the first request.
+    /// The client of a node's proxy, which asks on behalf of its workloads. It connects at the first request.
     pub fn new(control_plane: ControlPlane) -> Self {
         Self {
             control_plane,
+            asks: Asks::OnBehalf,
             channel: Mutex::new(None),
+        }
+    }
+
+    /// The client of a workload that asks for itself: whoever its token speaks for is certified, and nobody else.
+    pub fn for_itself(control_plane: ControlPlane) -> Self {
+        Self {
+            asks: Asks::ForItself,
+            ..Self::new(control_plane)
         }
     }
 
@@ -69,7 +88,10 @@ impl IstioCa {
         let message = IstioCertificateRequest {
             csr: request.csr_pem,
             validity_duration: i64::try_from(request.ttl.as_secs()).unwrap_or(i64::MAX),
-            metadata: Some(impersonate(&request.identity)),
+            metadata: match self.asks {
+                Asks::OnBehalf => Some(impersonate(&request.identity)),
+                Asks::ForItself => None,
+            },
         };
         match client.create_certificate(message).await {
             Ok(response) => Ok(response.into_inner().cert_chain),

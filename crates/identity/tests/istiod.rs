@@ -65,9 +65,7 @@ impl IstioCertificateService for Service {
         let message = request.into_inner();
         let field = message
             .metadata
-            .unwrap()
-            .fields
-            .remove(IMPERSONATED_IDENTITY);
+            .and_then(|mut metadata| metadata.fields.remove(IMPERSONATED_IDENTITY));
         let impersonated = match field.and_then(|value| value.kind) {
             Some(Kind::StringValue(identity)) => Some(identity),
             _ => None,
@@ -79,9 +77,13 @@ impl IstioCertificateService for Service {
             impersonated: impersonated.clone(),
             validity: message.validity_duration,
         });
-        let identity: SpiffeId = impersonated
-            .and_then(|identity| identity.parse().ok())
-            .ok_or_else(|| Status::unauthenticated("no identity"))?;
+        // Who names nobody means itself; all tokens here are the web's.
+        let identity: SpiffeId = match impersonated {
+            Some(identity) => identity
+                .parse()
+                .map_err(|_| Status::unauthenticated("no identity"))?,
+            None => web(),
+        };
         let ttl = Duration::from_secs(message.validity_duration.unsigned_abs());
         let cert_chain = self
             .authority
@@ -191,6 +193,16 @@ async fn a_workload_certificate_comes_from_a_real_service() {
     assert_eq!(seen.authorization.as_deref(), Some("Bearer secret-token"));
     assert_eq!(seen.cluster_id.as_deref(), Some("east"));
     assert_eq!(seen.extra.as_deref(), Some("mesh"));
+}
+
+#[tokio::test]
+async fn a_workload_that_asks_for_itself_names_nobody() {
+    let server = ControlPlaneServer::start("localhost").await;
+    let token = TokenSource::Literal(Secret::from("secret-token".to_owned()));
+    let control_plane = ControlPlane::new(server.config(server.root(), token)).unwrap();
+    let authority = IstioCa::for_itself(control_plane);
+    assert!(!authority.sign(request()).await.unwrap().is_empty());
+    assert_eq!(server.seen()[0].impersonated, None);
 }
 
 #[tokio::test]

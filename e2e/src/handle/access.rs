@@ -14,7 +14,7 @@ use crate::access_log::{self, Entry};
 use crate::environment::Environment;
 use crate::state::{PodRecord, StateDir};
 use crate::telemetry::Metrics;
-use crate::topology::{Node, PodName};
+use crate::topology::{Cluster, Node, PodName};
 use crate::traffic::Report;
 
 /// What a program in the lab printed and how it ended.
@@ -35,6 +35,14 @@ impl Access {
             name: name.into(),
             executable: record.executable,
         })
+    }
+
+    /// The same lab, with another of its clusters to apply objects to.
+    pub fn in_cluster(&self, cluster: Cluster) -> Self {
+        Self {
+            state: self.state.of_cluster(cluster),
+            ..self.clone()
+        }
     }
 
     pub fn state(&self) -> &StateDir {
@@ -133,7 +141,8 @@ impl Access {
     /// Stores objects in the lab's cluster.
     pub fn apply(&self, manifest: &str) -> Result<String> {
         use std::io::Write as _;
-        let mut command = self.command(&["apply", "-"]);
+        let cluster = self.state.cluster().number().to_string();
+        let mut command = self.command(&["apply", "--cluster", &cluster, "-"]);
         command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -154,7 +163,9 @@ impl Access {
     }
 
     pub fn delete(&self, kind: &str, name: &str) -> Result<()> {
-        self.must(&["delete", kind, name]).map(drop)
+        let cluster = self.state.cluster().number().to_string();
+        self.must(&["delete", "--cluster", &cluster, kind, name])
+            .map(drop)
     }
 
     /// A pod's record; its address is known once it has one.

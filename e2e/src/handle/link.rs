@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::Access;
 use crate::link::Terms;
+use crate::topology::Layout;
 
 /// The link at work. Dropping it gives the lab its own link back.
 #[derive(Debug)]
@@ -19,6 +20,10 @@ pub struct Link {
 impl Access {
     /// Leads the traffic between the nodes, and to the control plane, over a link of these terms.
     pub fn link(&self, terms: &Terms) -> Result<Link> {
+        ensure!(
+            self.state().read_record()?.layout == Layout::OneCluster,
+            "networks of their own are joined by nothing that could be made worse without joining their pods"
+        );
         let mut process = self
             .command(&["link", &terms.to_string()])
             .stdin(Stdio::piped())

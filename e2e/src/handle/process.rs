@@ -13,7 +13,7 @@ use rustix::process::{Resource, Rlimit};
 
 use super::Access;
 use crate::state::{LabRecord, StateDir, process_start};
-use crate::topology::{Node, PodName, SYSTEM_NAMESPACE};
+use crate::topology::{Cluster, Node, PodName, SYSTEM_NAMESPACE};
 
 /// One process of the lab. It may be gone at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,8 +145,8 @@ impl Process {
 
 /// Its process id in the lab.
 fn inside_pid(state: &StateDir, name: &str) -> Result<u32> {
-    if name == crate::lab::control_plane::NAME {
-        let path = state.control_plane_pid();
+    if let Some(cluster) = control_plane(name) {
+        let path = state.of_cluster(cluster).control_plane_pid();
         let text = std::fs::read_to_string(&path)
             .with_context(|| format!("cannot read {}", path.display()))?;
         return text
@@ -170,10 +170,17 @@ fn pod_name(name: &str) -> Result<PodName> {
 
 /// Under which name its log goes.
 fn log_name(name: &str) -> Result<String> {
-    match name {
-        crate::lab::control_plane::NAME => Ok(name.to_owned()),
-        pod => Ok(pod_name(pod)?.slug()),
+    match control_plane(name) {
+        Some(cluster) => Ok(cluster.daemon().to_owned()),
+        None => Ok(pod_name(name)?.slug()),
     }
+}
+
+/// The cluster whose control plane has this name.
+fn control_plane(name: &str) -> Option<Cluster> {
+    [Cluster::First, Cluster::Second]
+        .into_iter()
+        .find(|cluster| cluster.daemon() == name)
 }
 
 fn outside_pid(lab: &LabRecord, inside: u32) -> Result<u32> {

@@ -14,15 +14,12 @@ use crate::lab::probe;
 use crate::launch::Grant;
 use crate::state::{StateDir, write_atomically};
 use crate::tokens::{AUDIENCE, ISSUER};
-use crate::topology::{
-    CLUSTER_ID, CONTROL_PLANE_NAME, CONTROL_PLANE_PORT, Place, SYSTEM_NAMESPACE, TRUST_DOMAIN,
-    control_plane,
-};
+use crate::topology::{CONTROL_PLANE_PORT, Place, SYSTEM_NAMESPACE, TRUST_DOMAIN};
 
 /// Readiness, metrics and debug pages, on the loopback of its namespace.
 pub const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
-/// The name of its log.
-pub const NAME: &str = "istiod-lite";
+/// The program.
+const PROGRAM: &str = "istiod-lite";
 
 /// The running control plane, restarted whenever it ends.
 pub struct ControlPlane {
@@ -34,7 +31,7 @@ pub struct ControlPlane {
 impl ControlPlane {
     pub fn start(state: &StateDir, programs: Rc<Programs>) -> Result<Self> {
         let process = Process {
-            program: programs.of_mesh(NAME)?,
+            program: programs.of_mesh(PROGRAM)?,
             arguments: arguments(state),
             environment: BTreeMap::new(),
             grant: Grant::NOTHING,
@@ -52,7 +49,8 @@ impl ControlPlane {
 
     /// Waits until it serves and has published its roots.
     pub async fn ready(&mut self) -> Result<()> {
-        let netns = self.state.netns(&Place::ControlPlane);
+        let cluster = self.state.cluster();
+        let netns = self.state.netns(&Place::ControlPlane(cluster));
         let mut last = String::from("not asked yet");
         for _attempt in 0..300 {
             match probe::fetch(&netns, ADMIN, "/ready").await {
@@ -67,8 +65,9 @@ impl ControlPlane {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         bail!(
-            "istiod-lite is not ready: {last}; its log: {}",
-            self.state.log(NAME).display()
+            "{} is not ready: {last}; its log: {}",
+            cluster.daemon(),
+            self.state.log(cluster.daemon()).display()
         )
     }
 
@@ -79,7 +78,8 @@ impl ControlPlane {
 }
 
 fn arguments(state: &StateDir) -> Vec<String> {
-    let address = control_plane();
+    let cluster = state.cluster();
+    let (name, address) = (cluster.control_plane_name(), cluster.control_plane());
     let pairs = [
         ("--source", format!("dir:{}", state.manifests().display())),
         ("--listen", format!("0.0.0.0:{CONTROL_PLANE_PORT}")),
@@ -88,10 +88,10 @@ fn arguments(state: &StateDir) -> Vec<String> {
         ("--issuer", ISSUER.into()),
         ("--audience", AUDIENCE.into()),
         ("--trust-domain", TRUST_DOMAIN.into()),
-        ("--cluster-id", CLUSTER_ID.into()),
+        ("--cluster-id", cluster.id().into()),
         ("--root-namespace", SYSTEM_NAMESPACE.into()),
         ("--node-accounts", format!("{SYSTEM_NAMESPACE}/ztunnel")),
-        ("--name", format!("{CONTROL_PLANE_NAME},{}", address.v4)),
+        ("--name", format!("{name},{}", address.v4)),
         ("--admin", ADMIN.to_string()),
     ];
     pairs
@@ -119,14 +119,15 @@ async fn supervise(
     mut process: Process,
     stop: CancellationToken,
 ) {
-    let netns = state.netns(&Place::ControlPlane);
+    let name = state.cluster().daemon();
+    let netns = state.netns(&Place::ControlPlane(state.cluster()));
     while !stop.is_cancelled() {
-        if state.held_down(NAME).exists() {
+        if state.held_down(name).exists() {
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         }
         process.environment = environment(&state);
-        match process.start(&programs, &netns, &state.log(NAME)) {
+        match process.start(&programs, &netns, &state.log(name)) {
             Ok(mut child) => {
                 note_pid(&state, child.id());
                 tokio::select! {
@@ -137,7 +138,7 @@ async fn supervise(
                 }
                 }
             }
-            Err(error) => crate::lab::progress(format!("istiod-lite: {error:#}")),
+            Err(error) => crate::lab::progress(format!("{name}: {error:#}")),
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
     }

@@ -31,7 +31,7 @@ use crate::lab::sandbox::Runtime;
 use crate::manifests;
 use crate::state::StateDir;
 use crate::tokens::{Named, TokenIssuer};
-use crate::topology::{Node, Place, PodName};
+use crate::topology::{Layout, Node, Place, PodName};
 
 /// Both kubelets.
 pub struct Kubelet {
@@ -51,6 +51,8 @@ struct Tally {
 
 struct Shared {
     state: StateDir,
+    /// The network of the cluster's pods.
+    network: &'static str,
     programs: Rc<Programs>,
     issuer: Rc<TokenIssuer>,
     status: StatusWriter,
@@ -76,11 +78,17 @@ struct Worker {
 }
 
 impl Kubelet {
-    pub fn start(state: StateDir, programs: Rc<Programs>, issuer: Rc<TokenIssuer>) -> Result<Self> {
+    /// The kubelets of the nodes of one cluster, the one that `state` is seen from.
+    pub fn start(
+        state: StateDir,
+        layout: Layout,
+        programs: Rc<Programs>,
+        issuer: Rc<TokenIssuer>,
+    ) -> Result<Self> {
         let source = Directory::open(state.manifests()).context("cannot watch the manifests")?;
         let mut runtimes = BTreeMap::new();
         let mut namespaces = BTreeMap::new();
-        for node in Node::ALL {
+        for node in layout.nodes(state.cluster()).iter().copied() {
             runtimes.insert(node, Runtime::new(state.clone(), node, programs.clone())?);
             namespaces.insert(
                 node,
@@ -91,6 +99,7 @@ impl Kubelet {
         let status =
             StatusWriter::new(state.manifests(), "kubelet").context("cannot write status")?;
         let shared = Rc::new(Shared {
+            network: layout.network(state.cluster()),
             state,
             programs,
             issuer,
@@ -222,6 +231,7 @@ impl Shared {
             .as_ref()
             .and_then(|spec| spec.node_name.as_deref())
             .and_then(|node| node.parse().ok())
+            .filter(|node| self.runtimes.contains_key(node))
         else {
             return;
         };

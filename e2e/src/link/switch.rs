@@ -17,7 +17,7 @@ use super::shaper::Shaper;
 use super::terms::Terms;
 use crate::network::{conversation, index, set};
 use crate::state::StateDir;
-use crate::topology::{Node, POD_PREFIX, Pair, Place, control_plane};
+use crate::topology::{Cluster, Node, POD_PREFIX, Pair, Place};
 
 /// Packets that a device keeps until they are read.
 const DEVICE_QUEUE: u32 = 10_000;
@@ -46,7 +46,7 @@ fn places() -> [Place; 3] {
     [
         Place::Node(Node::A),
         Place::Node(Node::B),
-        Place::ControlPlane,
+        Place::ControlPlane(Cluster::First),
     ]
 }
 
@@ -173,8 +173,8 @@ fn destination(packet: &[u8]) -> Option<IpAddr> {
 
 /// The place that an address lies in or behind.
 fn behind(address: IpAddr) -> Option<Place> {
-    if control_plane().both().contains(&address) {
-        return Some(Place::ControlPlane);
+    if Cluster::First.control_plane().both().contains(&address) {
+        return Some(Place::ControlPlane(Cluster::First));
     }
     let node = Node::ALL.into_iter().find(|node| {
         node.uplink().both().contains(&address)
@@ -204,7 +204,10 @@ impl End {
     fn lead_here(&self) -> Result<()> {
         let own = match self.place {
             Place::Node(node) => node.uplink(),
-            Place::ControlPlane | Place::Resolver | Place::Pod(_) => control_plane(),
+            Place::ControlPlane(cluster) => cluster.control_plane(),
+            Place::Resolver | Place::Pod(_) => {
+                unreachable!("broken invariant: a link ends at nodes and the control plane")
+            }
         };
         let place = self.place.clone();
         conversation(&self.netns, async move |link| {
@@ -212,7 +215,10 @@ impl End {
             for other in places().into_iter().filter(|other| *other != place) {
                 let host = match other {
                     Place::Node(node) => node.uplink(),
-                    Place::ControlPlane | Place::Resolver | Place::Pod(_) => control_plane(),
+                    Place::ControlPlane(cluster) => cluster.control_plane(),
+                    Place::Resolver | Place::Pod(_) => {
+                        unreachable!("broken invariant: a link ends at nodes and the control plane")
+                    }
                 };
                 route(&link, device, own, host, Width::HOST).await?;
                 if let Place::Node(node) = other {
@@ -278,8 +284,8 @@ mod tests {
             ("10.77.1.12", Some(Place::Node(Node::A))),
             ("10.77.0.2", Some(Place::Node(Node::B))),
             ("fd77:2::12", Some(Place::Node(Node::B))),
-            ("10.77.0.10", Some(Place::ControlPlane)),
-            ("fd77::10", Some(Place::ControlPlane)),
+            ("10.77.0.10", Some(Place::ControlPlane(Cluster::First))),
+            ("fd77::10", Some(Place::ControlPlane(Cluster::First))),
             ("192.0.2.1", None),
         ] {
             assert_eq!(behind(address.parse().unwrap()), place, "{address}");

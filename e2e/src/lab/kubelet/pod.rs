@@ -26,7 +26,7 @@ use crate::lab::volumes::{ProjectedToken, projected_tokens};
 use crate::manifests::now;
 use crate::state::{Phase, PodRecord, write_json};
 use crate::tokens::{Bearer, Named};
-use crate::topology::{CONTROL_PLANE_NAME, CONTROL_PLANE_PORT, Node, Place, PodName};
+use crate::topology::{CONTROL_PLANE_PORT, Node, Place, PodName};
 
 /// One pod from its first sandbox to its removal.
 pub(super) struct PodLife {
@@ -209,8 +209,13 @@ impl PodLife {
             ("LAB_ROOT_CERTIFICATES", path(state.root_certificates())),
             (
                 "LAB_CONTROL_PLANE",
-                format!("https://{CONTROL_PLANE_NAME}:{CONTROL_PLANE_PORT}"),
+                format!(
+                    "https://{}:{CONTROL_PLANE_PORT}",
+                    state.cluster().control_plane_name()
+                ),
             ),
+            ("LAB_CLUSTER_ID", state.cluster().id().to_owned()),
+            ("LAB_NETWORK", self.shared.network.to_owned()),
         ]
         .into_iter()
         .map(|(name, value)| (name.to_owned(), value))

@@ -22,7 +22,7 @@ const LOOK: Duration = Duration::from_millis(50);
 pub(super) async fn follow_orders(shared: Rc<Shared>) {
     loop {
         tokio::time::sleep(LOOK).await;
-        for node in Node::ALL {
+        for node in shared.runtimes.keys().copied() {
             let order = shared.state.reboot_order(node);
             if order.exists() {
                 reboot(&shared, node).await;
