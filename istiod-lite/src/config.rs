@@ -394,7 +394,11 @@ impl Reader<'_> {
             .get("RUST_LOG")
             .cloned()
             .unwrap_or_default();
-        LogConfig { format, filter }
+        LogConfig {
+            format,
+            filter,
+            always: "",
+        }
     }
 }
 

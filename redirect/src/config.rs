@@ -205,6 +205,7 @@ impl Config {
             log: LogConfig {
                 format,
                 filter: arguments.log,
+                always: "",
             },
         })
     }

@@ -6,15 +6,17 @@
 //! shapes that operators of Istio know and that its tools parse.
 //!
 //! Lines leave through a thread of their own and a bounded queue, so that a slow terminal costs the data plane
-//! nothing until [`QUEUE`] lines wait; from then on the caller waits too, since a lost access log line is worse.
+//! nothing until [`QUEUE`] lines wait; from then on the caller waits too, since a lost access log line is worse. A
+//! warning that repeats itself is held back and counted; access lines never are.
 
 mod line;
+mod repeats;
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, SyncSender};
-use std::time::Duration;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -22,6 +24,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Registry, reload};
 
 use line::LineLayer;
+use repeats::Repeats;
 
 /// Lines that may wait for the writer.
 pub const QUEUE: usize = 10_000;
@@ -48,6 +51,8 @@ pub struct LogConfig {
     pub format: Format,
     /// `RUST_LOG`: a comma list of `level` or `target=level`; empty means `info`.
     pub filter: String,
+    /// Directives that hold under every filter that does not name the same target; not shown as part of it.
+    pub always: &'static str,
 }
 
 /// Why logging could not be set up or changed.
@@ -75,6 +80,7 @@ pub struct Logs {
     filter: reload::Handle<EnvFilter, Registry>,
     current: Arc<Mutex<String>>,
     default: Arc<str>,
+    always: &'static str,
     lines: SyncSender<Line>,
 }
 
@@ -85,7 +91,11 @@ impl fmt::Debug for Logs {
 }
 
 enum Line {
-    Text(String),
+    Text {
+        text: String,
+        /// The same for all that say the same; none where each counts.
+        repeats: Option<u64>,
+    },
     Flush(SyncSender<()>),
 }
 
@@ -99,11 +109,12 @@ pub fn init(config: &LogConfig) -> Result<Logs, LogError> {
     } else {
         config.filter.trim()
     };
-    let (filter, handle) = reload::Layer::new(parse_filter(text)?);
+    let (filter, handle) = reload::Layer::new(parse_filter(config.always, text)?);
     let (lines, queue) = mpsc::sync_channel(QUEUE);
+    let repeats = Repeats::new(config.format);
     std::thread::Builder::new()
         .name("log".into())
-        .spawn(move || write_lines(&queue, &mut io::stdout()))?;
+        .spawn(move || write_lines(&queue, repeats, &mut io::stdout()))?;
     let layer = LineLayer {
         format: config.format,
         lines: lines.clone(),
@@ -117,6 +128,7 @@ pub fn init(config: &LogConfig) -> Result<Logs, LogError> {
         filter: handle,
         current: Arc::new(Mutex::new(text.to_owned())),
         default: text.into(),
+        always: config.always,
         lines,
     })
 }
@@ -152,7 +164,7 @@ impl Logs {
     }
 
     fn set(&self, text: String) -> Result<String, LogError> {
-        let filter = parse_filter(&text)?;
+        let filter = parse_filter(self.always, &text)?;
         let mut current = self.current.lock();
         self.filter
             .reload(filter)
@@ -182,7 +194,7 @@ fn merged(filter: &str, more: &str) -> String {
 }
 
 /// A bare word that is no level would silently mean "this target, everything": refuse it.
-fn parse_filter(text: &str) -> Result<EnvFilter, LogError> {
+fn parse_filter(always: &str, text: &str) -> Result<EnvFilter, LogError> {
     let refuse = |problem: String| LogError::Filter {
         filter: text.to_owned(),
         problem,
@@ -200,32 +212,50 @@ fn parse_filter(text: &str) -> Result<EnvFilter, LogError> {
             )));
         }
     }
-    EnvFilter::try_new(text).map_err(|error| refuse(error.to_string()))
+    EnvFilter::try_new(merged(always, text)).map_err(|error| refuse(error.to_string()))
 }
 
-fn write_lines(queue: &Receiver<Line>, out: &mut impl io::Write) {
+fn write_lines(queue: &Receiver<Line>, mut repeats: Repeats, out: &mut impl io::Write) {
     let mut batch = String::new();
-    while let Ok(first) = queue.recv() {
-        let mut flushed = Vec::new();
-        let mut next = Some(first);
-        for _ in 0..BATCH {
+    loop {
+        let mut next = match repeats.wait(Instant::now()) {
+            None => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(wait) => queue.recv_timeout(wait),
+        };
+        let over = matches!(next, Err(RecvTimeoutError::Disconnected));
+        let now = Instant::now();
+        batch.extend(repeats.due(now));
+        let mut flushed = None;
+        for place in 1.. {
             match next {
-                Some(Line::Text(line)) => batch.push_str(&line),
-                Some(Line::Flush(done)) => flushed.push(done),
-                None => break,
+                Ok(Line::Text {
+                    text,
+                    repeats: None,
+                }) => batch.push_str(&text),
+                Ok(Line::Text {
+                    text,
+                    repeats: Some(key),
+                }) => batch.extend(repeats.pass(key, text, now)),
+                // What comes after one who waits for the lines so far is for the next turn.
+                Ok(Line::Flush(done)) => flushed = Some(done),
+                Err(_) => break,
             }
-            next = queue.try_recv().ok();
+            if place == BATCH || flushed.is_some() {
+                break;
+            }
+            next = queue.try_recv().map_err(|_| RecvTimeoutError::Timeout);
         }
-        match next {
-            Some(Line::Text(line)) => batch.push_str(&line),
-            Some(Line::Flush(done)) => flushed.push(done),
-            None => {}
+        if over || flushed.is_some() {
+            batch.extend(repeats.rest());
         }
         // A closed standard output must not stop the process: there is nowhere left to say so.
         let _ = out.write_all(batch.as_bytes()).and_then(|()| out.flush());
         batch.clear();
-        for done in flushed {
+        if let Some(done) = flushed {
             let _ = done.try_send(());
+        }
+        if over {
+            return;
         }
     }
 }
@@ -245,7 +275,7 @@ mod tests {
         };
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), events);
         let mut out = Vec::new();
-        write_lines(&queue, &mut out);
+        write_lines(&queue, Repeats::new(format), &mut out);
         let text = String::from_utf8(out).unwrap();
         text.lines().map(str::to_owned).collect()
     }
@@ -297,6 +327,34 @@ mod tests {
     }
 
     #[test]
+    fn what_always_holds_gives_way_to_a_filter_that_names_it() {
+        for (filter, expected) in [
+            ("off", "denied=warn,off"),
+            ("info,denied=off", "info,denied=off"),
+        ] {
+            assert_eq!(merged("denied=warn", filter), expected);
+        }
+    }
+
+    #[test]
+    fn a_warning_that_repeats_itself_is_counted_and_an_access_line_is_not() {
+        for format in [Format::Plain, Format::Json] {
+            let got = lines(format, || {
+                for _ in 0..50 {
+                    tracing::warn!(port = 1u64, "cannot accept");
+                    tracing::warn!(target: "access", "connection failed");
+                }
+                tracing::warn!(port = 2u64, "cannot accept");
+            });
+            let of = |part: &str| got.iter().filter(|line| line.contains(part)).count();
+            assert_eq!(of("connection failed"), 50);
+            assert_eq!(of("cannot accept"), 5 + 1 + 1);
+            let last = got.iter().find(|line| line.contains("repeated"));
+            assert!(last.is_some_and(|line| line.contains("45")), "{got:?}");
+        }
+    }
+
+    #[test]
     fn no_line_is_lost_between_batches() {
         let got = lines(Format::Plain, || {
             for i in 0..1000u64 {
@@ -320,7 +378,7 @@ mod tests {
             assert_eq!(merged(filter, more), expected, "{filter} and {more}");
         }
         let many = vec!["a=info"; MOST_DIRECTIVES + 1].join(",");
-        assert!(parse_filter(&many).is_err());
+        assert!(parse_filter("", &many).is_err());
     }
 
     #[test]
@@ -332,9 +390,9 @@ mod tests {
             ("access", false),
             ("access=loud", false),
         ] {
-            assert_eq!(parse_filter(filter).is_ok(), ok, "{filter}");
+            assert_eq!(parse_filter("", filter).is_ok(), ok, "{filter}");
         }
-        let error = parse_filter("info,hyper").unwrap_err().to_string();
+        let error = parse_filter("", "info,hyper").unwrap_err().to_string();
         assert!(
             error.contains("\"hyper\" does not end in a level"),
             "{error}"

@@ -9,18 +9,20 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use crate::shutdown::DrainSignal;
 
 /// Pause after an `accept` that failed for want of resources.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
+/// How often it is said that this goes on.
+const EXHAUSTED_TELL: Duration = Duration::from_secs(10);
 
 /// What a failed `accept` means for the loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +67,14 @@ pub fn classify_accept_error(error: &io::Error) -> AcceptError {
     }
 }
 
+/// A time in which nothing could be accepted.
+struct Exhausted {
+    since: Instant,
+    failed: u64,
+    /// When to say so again.
+    tell: Instant,
+}
+
 /// Accepts the next connection, riding out what [`classify_accept_error`] calls passing.
 ///
 /// # Errors
@@ -73,9 +83,15 @@ pub async fn accept(
     listener: &TcpListener,
     name: &'static str,
 ) -> io::Result<(TcpStream, SocketAddr)> {
+    let mut exhausted: Option<Exhausted> = None;
     loop {
         match listener.accept().await {
-            Ok(accepted) => return Ok(accepted),
+            Ok(accepted) => {
+                if let Some(Exhausted { since, failed, .. }) = exhausted {
+                    info!(listener = name, failed, after = ?since.elapsed(), "accepting again");
+                }
+                return Ok(accepted);
+            }
             Err(error) => match classify_accept_error(&error) {
                 AcceptError::ConnectionGone => {
                     debug!(listener = name, %error, "connection was gone before it was accepted");
@@ -83,7 +99,17 @@ pub async fn accept(
                 AcceptError::Exhausted => {
                     metrics::counter!("culvert_accept_exhausted_total", "listener" => name)
                         .increment(1);
-                    warn!(listener = name, %error, "cannot accept: the process is out of resources");
+                    let now = Instant::now();
+                    let state = exhausted.get_or_insert(Exhausted {
+                        since: now,
+                        failed: 0,
+                        tell: now,
+                    });
+                    state.failed += 1;
+                    if state.tell <= now {
+                        state.tell = now + EXHAUSTED_TELL;
+                        warn!(listener = name, failed = state.failed, %error, "cannot accept: the process is out of resources; clients wait");
+                    }
                     tokio::time::sleep(EXHAUSTED_PAUSE).await;
                 }
                 AcceptError::Fatal => return Err(error),

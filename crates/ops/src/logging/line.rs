@@ -2,6 +2,7 @@
 //! An event and its spans as one line of text, plain or JSON.
 
 use std::fmt::{self, Write as _};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::mpsc::SyncSender;
 
 use serde_json::Value;
@@ -68,8 +69,9 @@ where
             Format::Plain => line.plain(),
             Format::Json => line.json(),
         };
+        let repeats = line.may_repeat().then(|| same_text(&text, &line.time));
         // The receiver lives as long as the process does.
-        let _ = self.lines.send(Line::Text(text));
+        let _ = self.lines.send(Line::Text { text, repeats });
     }
 }
 
@@ -81,7 +83,23 @@ struct EventLine<'a> {
     spans: Vec<(&'static str, Fields)>,
 }
 
+/// Each of their lines counts, however many there are.
+const NEVER_HELD: [&str; 2] = ["access", "denied"];
+
+/// Equal for lines that differ in their time only.
+fn same_text(text: &str, time: &str) -> u64 {
+    let (before, after) = text.split_once(time).unwrap_or((text, ""));
+    let mut hasher = DefaultHasher::new();
+    (before, after).hash(&mut hasher);
+    hasher.finish()
+}
+
 impl EventLine<'_> {
+    /// Whether it is a warning that may be held back when it says the same again.
+    fn may_repeat(&self) -> bool {
+        self.level <= Level::WARN && !NEVER_HELD.contains(&self.target)
+    }
+
     fn plain(&self) -> String {
         let mut line = String::with_capacity(256);
         // The crate's own name in front of each module says nothing in a log that only this program writes.
