@@ -34,6 +34,7 @@ use crate::dns::Resolver;
 use crate::dns::upstreams::Upstreams;
 use crate::endpoints::Endpoints;
 use crate::hostnames::Hostnames;
+use crate::limits::Limits;
 use crate::mesh_state::MeshState;
 use crate::node::node;
 use crate::on_demand::OnDemand;
@@ -102,6 +103,7 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
             hbone: config.hbone.clone(),
             baggage: config.baggage,
             decisions: config.decisions,
+            limits: limits(&config)?,
         },
     });
     shared.workers.observe(&metrics);
@@ -192,6 +194,17 @@ fn check_privileges(mark: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
+fn limits(config: &Config) -> anyhow::Result<Limits> {
+    use nix::sys::resource::{Resource, getrlimit};
+    let (descriptors, _) =
+        getrlimit(Resource::RLIMIT_NOFILE).context("cannot read the limit of descriptors")?;
+    Ok(Limits::new(
+        config.connections_per_pod,
+        config.half_open_tunnels_per_pod,
+        descriptors,
+    ))
+}
+
 fn describe(metrics: &Metrics, version: &str) {
     for (name, help) in [
         ("istio_build", "Istio component build info"),
@@ -222,6 +235,10 @@ fn describe(metrics: &Metrics, version: &str) {
         (
             "workload_manager_proxies_stopped_total",
             "The total number of proxies stopped (unstable)",
+        ),
+        (
+            "culvert_connections_refused_total",
+            "Connections refused because the pod had all that it may have (unstable)",
         ),
         (
             "culvert_accept_exhausted_total",

@@ -50,6 +50,9 @@ pub struct Config {
     pub hbone: hbone::Config,
     pub baggage: Baggage,
     pub decisions: DecisionLog,
+    /// Connections a pod may have; none: a share of what the descriptors allow.
+    pub connections_per_pod: Option<usize>,
+    pub half_open_tunnels_per_pod: u32,
     pub drain_deadline: Duration,
     pub workers: usize,
     pub log: Log,
@@ -266,6 +269,10 @@ impl Config {
                 DecisionLog::Info,
                 DecisionLog::Debug,
             ),
+            connections_per_pod: Some(reader.number("MAX_CONNECTIONS_PER_POD"))
+                .filter(|most| *most > 0),
+            half_open_tunnels_per_pod: reader
+                .number_within("MAX_HALF_OPEN_TUNNELS_PER_POD", 1..=1_000_000),
             drain_deadline: read::drain_deadline(&mut reader),
             workers: read::workers(&mut reader, &proxy_config, sources.cpus),
             log: read::log(&mut reader),

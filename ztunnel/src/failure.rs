@@ -13,6 +13,7 @@ use hbone::wire::MalformedRequest;
 use hbone::{BehindError, OpenError, TunnelError};
 use identity::CertificateError;
 
+use crate::limits::Full;
 use crate::pods::PodInfo;
 use crate::route::{InboundRefusal, Refusal};
 
@@ -70,6 +71,9 @@ pub enum Failure {
     /// Not the connection's fault: the pod has left this node, or the mesh.
     #[error("connection closed because its pod is no longer served here")]
     PodGone,
+    /// The pod has all that it may have.
+    #[error("{0}")]
+    Limit(Full),
     /// Not the connection's fault: this process or the pod is going away.
     #[error("connection closed by drain")]
     Drained,
@@ -91,6 +95,8 @@ pub enum Flag {
     UnknownSource,
     /// The CONNECT request asks for what this workload doesn't serve.
     BadRequest,
+    /// There are too many already.
+    Limit,
     /// A name could not be looked up.
     Dns,
 }
@@ -108,6 +114,7 @@ impl Flag {
             Self::NoRoute => "NO_ROUTE",
             Self::UnknownSource => "UNKNOWN_SOURCE",
             Self::BadRequest => "BAD_REQUEST",
+            Self::Limit => "LIMIT",
             Self::Dns => "DNS",
         }
     }
@@ -137,6 +144,7 @@ impl Failure {
             Self::Tunnel(error) => tunnel_flag(error),
             Self::ClientProtocol(_) => Flag::H2HandshakeFailure,
             Self::NotServed(_) | Self::Malformed(_) => Flag::BadRequest,
+            Self::Limit(_) => Flag::Limit,
             Self::PodGone | Self::Drained => Flag::None,
         }
     }

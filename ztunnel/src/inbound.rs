@@ -11,14 +11,16 @@ use hbone::wire::{ConnectRequest, Forwarded, MalformedRequest};
 use hbone::{Incoming, ServeError, Server, TunnelFault};
 use http::StatusCode;
 use mesh::{Service, Workload};
+use parking_lot::Mutex;
 use spiffe::SpiffeId;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-use tracing::debug;
+use tracing::{Instrument as _, debug, debug_span};
 
 use crate::config::{AppTunnel, Baggage};
 use crate::connections::{ConnectionView, InboundFacts};
 use crate::failure::Failure;
+use crate::limits::Place;
 use crate::outbound::baggage;
 use crate::proxy::{PodProxy, canonical};
 use crate::proxy_protocol::Announcement;
@@ -28,23 +30,31 @@ use crate::route::{self, Announced};
 use crate::workers::WorkerId;
 
 /// The life of a tunnel.
-pub async fn serve(pod: Arc<PodProxy>, worker: WorkerId, socket: TcpStream, peer: SocketAddr) {
+pub async fn serve(
+    pod: Arc<PodProxy>,
+    worker: WorkerId,
+    socket: TcpStream,
+    peer: SocketAddr,
+    half_open: Option<Place>,
+) {
     let _ = socket.set_nodelay(true);
     let Ok(reached) = socket.local_addr().map(canonical) else {
         return;
     };
-    if let Err(failure) = tunnel(&pod, worker, socket, peer, reached).await {
+    let streams = Arc::new(Streams {
+        pod: Arc::clone(&pod),
+        worker,
+        peer,
+        reached,
+        half_open: Mutex::new(half_open),
+    });
+    if let Err(failure) = tunnel(&pod, socket, streams).await {
         pod.refuse_early(Reporter::Destination, peer, reached, &failure);
     }
 }
 
-async fn tunnel(
-    pod: &Arc<PodProxy>,
-    worker: WorkerId,
-    socket: TcpStream,
-    peer: SocketAddr,
-    reached: SocketAddr,
-) -> Result<(), Failure> {
+async fn tunnel(pod: &PodProxy, socket: TcpStream, streams: Arc<Streams>) -> Result<(), Failure> {
+    let (peer, reached) = (streams.peer, streams.reached);
     let workload = pod.workload_at(reached.ip()).await?;
     let identity = workload.identity.clone();
     let certificate = match pod.shared.certificates.certificate(&identity).await {
@@ -56,12 +66,6 @@ async fn tunnel(
             });
         }
     };
-    let streams = Arc::new(Streams {
-        pod: Arc::clone(pod),
-        worker,
-        peer,
-        reached,
-    });
     let drain = pod.drain_signal().watch();
     let server = Server::new(pod.shared.settings.hbone.clone());
     match server.serve(socket, certificate, streams, drain).await {
@@ -90,6 +94,8 @@ struct Streams {
     peer: SocketAddr,
     /// Where the tunnel ends.
     reached: SocketAddr,
+    /// Its place among those whose handshake is not over.
+    half_open: Mutex<Option<Place>>,
 }
 
 /// A stream that is meant for us.
@@ -103,11 +109,33 @@ struct Accepted {
 }
 
 impl hbone::Handler for Streams {
+    fn established(&self, _: &SpiffeId) {
+        drop(self.half_open.lock().take());
+    }
+
+    async fn connect(self: Arc<Self>, incoming: Incoming) {
+        let trace = incoming.request.traceparent.map(|parent| parent.trace());
+        let trace = trace.unwrap_or_else(rand::random);
+        let span = debug_span!("inbound", id = format_args!("{trace:032x}"), peer = %incoming.peer);
+        self.carry(incoming).instrument(span).await;
+    }
+
+    fn malformed(&self, peer: &SpiffeId, error: MalformedRequest) {
+        let failure = Failure::Malformed(error);
+        self.pod
+            .refuse_stream(peer, self.peer, self.reached, &failure);
+    }
+}
+
+impl Streams {
     /// The life of a connection.
-    async fn connect(self: Arc<Self>, mut incoming: Incoming) {
+    async fn carry(self: Arc<Self>, mut incoming: Incoming) {
         let pod = &self.pod;
         // A cut tunnel ends its streams' tasks a moment later; the pod waits for their records.
         let _open = pod.hold();
+        let Some(_place) = pod.admit_stream(self.peer, self.reached, &incoming.peer) else {
+            return incoming.reject(StatusCode::SERVICE_UNAVAILABLE);
+        };
         let accepted = match self
             .learn_and_accept(&incoming.request, &incoming.peer)
             .await
@@ -201,14 +229,6 @@ impl hbone::Handler for Streams {
         }
     }
 
-    fn malformed(&self, _: &SpiffeId, error: MalformedRequest) {
-        let failure = Failure::Malformed(error);
-        self.pod
-            .refuse_early(Reporter::Destination, self.peer, self.reached, &failure);
-    }
-}
-
-impl Streams {
     async fn learn_and_accept(
         &self,
         request: &ConnectRequest,

@@ -32,6 +32,7 @@ pub mod endpoints;
 pub mod hostnames;
 
 pub mod connections;
+pub mod limits;
 
 pub mod failure;
 pub mod record;

@@ -55,6 +55,8 @@ fn run() -> ExitCode {
     let logs = match ops::logging::init(&LogConfig {
         format,
         filter: config.log.filter.clone(),
+        // Who switches the access log off still wants to know whom a policy kept out.
+        always: "denied=warn",
     }) {
         Ok(logs) => logs,
         Err(error) => {

@@ -18,6 +18,7 @@ use hbone::wire::{Baggage, WorkloadKind};
 use mesh::workload::WorkloadType;
 use mesh::{Endpoint, Seen, Service, Standings, Workload};
 use tokio::net::TcpStream;
+use tracing::{Instrument as _, debug_span};
 
 use self::attempts::{Attempts, Connected};
 use self::hop::{Hop, Refused, Upstream};
@@ -56,18 +57,10 @@ pub async fn serve(pod: Arc<PodProxy>, worker: WorkerId, client: TcpStream, peer
         peer,
         original: destination,
         source: &source,
+        trace: rand::random(),
     };
-    if let Err(failure) = caller.learn().await {
-        pod.refuse_early(Reporter::Source, peer, destination, &failure);
-        return reset(client);
-    }
-    match Hop::of(caller.route(&[]).await) {
-        Ok(hop) => carry(&caller, client, hop).await,
-        Err(refused) => {
-            caller.refuse(refused);
-            reset(client);
-        }
-    }
+    let span = debug_span!("outbound", id = format_args!("{:032x}", caller.trace));
+    caller.connection_of(client).instrument(span).await;
 }
 
 /// Who connects.
@@ -91,9 +84,26 @@ struct Caller<'a> {
     /// Where it wants to go.
     original: SocketAddr,
     source: &'a Workload,
+    /// By which both ends tell it apart in their logs.
+    trace: u128,
 }
 
 impl Caller<'_> {
+    async fn connection_of(&self, client: TcpStream) {
+        if let Err(failure) = self.learn().await {
+            let pod = self.pod;
+            pod.refuse_early(Reporter::Source, self.peer, self.original, &failure);
+            return reset(client);
+        }
+        match Hop::of(self.route(&[]).await) {
+            Ok(hop) => carry(self, client, hop).await,
+            Err(refused) => {
+                self.refuse(refused);
+                reset(client);
+            }
+        }
+    }
+
     /// Learns of the destination, where this node doesn't follow the whole mesh.
     async fn learn(&self) -> Result<(), Failure> {
         let shared = &self.pod.shared;
@@ -139,9 +149,11 @@ impl Caller<'_> {
 
     fn decide(&self, tried: &[Endpoint]) -> Route {
         let shared = &self.pod.shared;
+        // Always in this order, as writers wait for both.
+        let store = shared.mesh.read();
         let standings = shared.endpoints.standings();
         let connection = self.connection(&standings, tried);
-        route::route(&shared.mesh.read(), connection, &mut rand::rng())
+        route::route(&store, connection, &mut rand::rng())
     }
 
     fn connection<'a>(

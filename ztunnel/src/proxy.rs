@@ -4,6 +4,7 @@
 //! In: a pod to serve. Out: three listeners inside its network namespace, whose connections run on the workers until they
 //! end, the pod goes away or the process drains. Every socket of a pod is made inside its namespace.
 
+mod admission;
 mod permission;
 mod proxies;
 
@@ -21,6 +22,7 @@ use mesh::Workload;
 use mesh::workload::TunnelProtocol;
 use ops::shutdown::{DrainSignal, Shutdown};
 use parking_lot::Mutex;
+use spiffe::SpiffeId;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
@@ -28,6 +30,7 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::{Instrument as _, debug, info_span, warn};
 
+use self::admission::Admitted;
 pub use self::proxies::{PodState, Proxies, Remaining};
 use crate::config::{Baggage, DecisionLog, InPod, Ipv6, OriginalSource, PortReuse, Tcp};
 use crate::connections::Connections;
@@ -35,6 +38,7 @@ use crate::dns::{self, Resolver};
 use crate::endpoints::Endpoints;
 use crate::failure::Failure;
 use crate::hostnames::Hostnames;
+use crate::limits::{Gates, Limits};
 use crate::mesh_state::MeshState;
 use crate::on_demand::OnDemand;
 use crate::pods::{Pod, PodInfo, PodUid};
@@ -71,6 +75,7 @@ pub struct Settings {
     pub hbone: hbone::Config,
     pub baggage: Baggage,
     pub decisions: DecisionLog,
+    pub limits: Limits,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -122,6 +127,7 @@ pub struct PodProxy {
     pub netns: Netns,
     pub shared: Arc<Shared>,
     pub connections: Arc<Connections>,
+    pub gates: Gates,
     /// Whether the listeners, and so the sockets towards the application, may use foreign addresses.
     pub transparent: TransparentState,
     pools: Box<[OnceLock<hbone::Pool>]>,
@@ -162,6 +168,7 @@ impl PodProxy {
             info: pod.info.clone(),
             netns: pod.netns.clone(),
             connections: Connections::new(workers),
+            gates: Gates::new(shared.settings.limits),
             transparent,
             pools: (0..workers).map(|_| OnceLock::new()).collect(),
             home: shared.workers.assign_home(),
@@ -214,11 +221,18 @@ impl PodProxy {
 
     /// Gives the connection to the least busy worker, where it lives and dies.
     fn hand_over(self: &Arc<Self>, entrance: Entrance, socket: TcpStream, peer: SocketAddr) {
+        let admitted = match self.admit(entrance) {
+            Ok(admitted) => admitted,
+            Err(full) => return self.turn_away(entrance, socket, peer, full),
+        };
         let place = self.shared.workers.place(self.home);
         let proxy = Arc::clone(self);
         if place.worker == self.home {
-            self.tasks
-                .spawn(async move { proxy.connection(entrance, socket, peer, place).await });
+            self.tasks.spawn(async move {
+                proxy
+                    .connection(entrance, socket, peer, place, admitted)
+                    .await
+            });
             return;
         }
         let socket = match socket.into_std() {
@@ -228,7 +242,11 @@ impl PodProxy {
         let worker = place.worker;
         let connection = async move {
             match TcpStream::from_std(socket) {
-                Ok(socket) => proxy.connection(entrance, socket, peer, place).await,
+                Ok(socket) => {
+                    proxy
+                        .connection(entrance, socket, peer, place, admitted)
+                        .await
+                }
                 Err(error) => debug!(%peer, %error, "connection can't be handed over"),
             }
         };
@@ -243,7 +261,12 @@ impl PodProxy {
         socket: TcpStream,
         peer: SocketAddr,
         place: Place,
+        admitted: Admitted,
     ) {
+        let Admitted {
+            _connection,
+            half_open,
+        } = admitted;
         if entrance != Entrance::Hbone {
             // From now on, and even if this process is killed: an application never takes for an answer that it got
             // none. A tunnel says by itself when it ends in order.
@@ -255,7 +278,7 @@ impl PodProxy {
         let served = async {
             match entrance {
                 Entrance::Outbound => outbound::serve(self, worker, socket, peer).await,
-                Entrance::Hbone => inbound::serve(self, worker, socket, peer).await,
+                Entrance::Hbone => inbound::serve(self, worker, socket, peer, half_open).await,
                 Entrance::Plaintext => passthrough::serve(self, worker, socket, peer).await,
             }
         };
@@ -420,6 +443,26 @@ impl PodProxy {
         dst: SocketAddr,
         failure: &Failure,
     ) {
+        let labels = self.early_labels(reporter, None);
+        let recorder = &self.shared.recorder;
+        recorder.refuse_early(&labels, src, dst, failure);
+    }
+
+    /// As [`Self::refuse_early`], of a stream in a tunnel: who speaks is proven.
+    pub fn refuse_stream(
+        &self,
+        identity: &SpiffeId,
+        src: SocketAddr,
+        dst: SocketAddr,
+        failure: &Failure,
+    ) {
+        let labels = self.early_labels(Reporter::Destination, Some(identity));
+        let recorder = &self.shared.recorder;
+        recorder.refuse_early(&labels, src, dst, failure);
+    }
+
+    /// This pod at its end, and of the other one what it has proven.
+    fn early_labels(&self, reporter: Reporter, proven: Option<&SpiffeId>) -> Labels {
         let own = self
             .workload()
             .map(|workload| End::of(&workload))
@@ -430,18 +473,18 @@ impl PodProxy {
             });
         let (source, destination) = match reporter {
             Reporter::Source => (own, End::default()),
-            Reporter::Destination => (End::default(), own),
+            Reporter::Destination => (End::default().with_principal(proven.cloned()), own),
         };
-        let labels = Labels {
+        Labels {
             reporter,
             source,
             destination,
             service: None,
-            security: Security::Unknown,
-        };
-        self.shared
-            .recorder
-            .refuse_early(&labels, src, dst, failure);
+            security: match proven {
+                Some(_) => Security::MutualTls,
+                None => Security::Unknown,
+            },
+        }
     }
 
     /// Ends what is open so that the other ends hear of it, as long as there is a network to tell them by: connections

@@ -9,6 +9,7 @@
 //! the pod's view: what the pod sends is `bytes_sent`.
 
 mod labels;
+mod lines;
 mod refusals;
 
 use std::collections::HashMap;
@@ -185,22 +186,31 @@ impl Recorder {
         destination: SocketAddr,
         failure: &Failure,
     ) {
-        let flag = failure.flag();
-        self.failed(labels, flag).increment(1);
-        let error = failure.to_string();
-        tracing::event!(
-            target: "access",
-            tracing::Level::WARN,
-            {
-                src.addr = %source,
-                dst.addr = %destination,
-                direction = labels.reporter.direction(),
-                error = error.as_str(),
-            },
-            "connection failed"
-        );
+        self.count_refusal(labels, failure);
+        let opening = lines::Ends {
+            labels,
+            source,
+            destination,
+            authority: None,
+        };
+        lines::failed(&opening, failure);
+        self.list(labels, source, destination, failure);
+    }
+
+    /// Of refusals that are too many to be told one by one.
+    pub fn count_refusal(&self, labels: &Labels, failure: &Failure) {
+        self.failed(labels, failure.flag()).increment(1);
+    }
+
+    fn list(
+        &self,
+        labels: &Labels,
+        source: SocketAddr,
+        destination: SocketAddr,
+        failure: &Failure,
+    ) {
         self.refusals
-            .push(labels.reporter, source, destination, flag, error);
+            .push(RefusalEntry::new(labels, source, destination, failure));
     }
 
     /// A pod's question that was not answered with what it asked for.
@@ -211,8 +221,8 @@ impl Recorder {
         flag: Flag,
         reason: String,
     ) {
-        self.refusals
-            .push(Reporter::Source, source, listener, flag, reason);
+        let (reporter, refusals) = (Reporter::Source, &self.refusals);
+        refusals.push(RefusalEntry::of(reporter, source, listener, flag, reason));
     }
 
     fn failed(&self, labels: &Labels, flag: Flag) -> Counter {
@@ -308,130 +318,15 @@ impl Record {
             && flag != Flag::None
         {
             let (source, destination) = (self.opening.source, self.opening.destination);
-            recorder.refusals.push(
-                self.labels.reporter,
-                source,
-                destination,
-                flag,
-                failure.to_string(),
-            );
+            recorder.list(&self.labels, source, destination, failure);
         }
         self.log_complete(result.as_ref().err());
     }
-
-    fn log_opened(&self) {
-        self.log(None, Logged::Opened);
-    }
-
-    fn log_complete(&self, failure: Option<&Failure>) {
-        self.log(failure, Logged::Complete);
-    }
-
-    fn log(&self, failure: Option<&Failure>, logged: Logged) {
-        let ends = LogEnds::of(&self.labels, &self.opening);
-        // A level is part of a log line's static description, so there is one per level.
-        macro_rules! line {
-            ($level:expr, $message:literal $(, $name:ident = $value:expr)*) => {
-                tracing::event!(
-                    target: "access",
-                    $level,
-                    {
-                        src.addr = %self.opening.source,
-                        src.workload = ends.source_workload,
-                        src.namespace = ends.source_namespace,
-                        src.identity = ends.source_identity,
-                        src.cluster = ends.source_cluster,
-                        dst.addr = %self.opening.destination,
-                        dst.hbone_addr = ends.authority.map(tracing::field::display),
-                        dst.service = ends.service,
-                        dst.workload = ends.destination_workload,
-                        dst.namespace = ends.destination_namespace,
-                        dst.identity = ends.destination_identity,
-                        dst.cluster = ends.destination_cluster,
-                        direction = self.labels.reporter.direction(),
-                        $($name = $value,)*
-                    },
-                    $message
-                )
-            };
-        }
-        if logged == Logged::Opened {
-            return line!(tracing::Level::DEBUG, "connection opened");
-        }
-        let (sent, received) = (self.meter.sent(), self.meter.received());
-        let duration = format!("{}ms", self.opened_at.elapsed().as_millis());
-        let attempts = (self.attempts > 1).then_some(self.attempts);
-        let error = failure.map(Failure::to_string);
-        macro_rules! complete {
-            ($level:expr) => {
-                line!(
-                    $level,
-                    "connection complete",
-                    bytes_sent = sent,
-                    bytes_recv = received,
-                    duration = duration.as_str(),
-                    attempts = attempts,
-                    error = error.as_deref()
-                )
-            };
-        }
-        match failure {
-            None => complete!(tracing::Level::INFO),
-            Some(_) => complete!(tracing::Level::ERROR),
-        }
-    }
-}
-
-#[derive(PartialEq, Eq)]
-enum Logged {
-    Opened,
-    Complete,
 }
 
 impl Drop for Record {
     fn drop(&mut self) {
         self.finish(&Err(Failure::Drained));
-    }
-}
-
-/// The fields of a log line; what is not known is left out.
-struct LogEnds<'a> {
-    source_workload: Option<&'a str>,
-    source_namespace: Option<&'a str>,
-    source_identity: Option<&'a str>,
-    source_cluster: Option<&'a str>,
-    authority: Option<&'a str>,
-    service: Option<&'a str>,
-    destination_workload: Option<&'a str>,
-    destination_namespace: Option<&'a str>,
-    destination_identity: Option<&'a str>,
-    destination_cluster: Option<&'a str>,
-}
-
-impl<'a> LogEnds<'a> {
-    fn of(labels: &'a Labels, opening: &'a Opening) -> Self {
-        fn known(text: &str) -> Option<&str> {
-            Some(text).filter(|text| !text.is_empty())
-        }
-        let identity = |end: &'a End| match labels.security {
-            Security::MutualTls => end.principal.as_ref().map(spiffe::SpiffeId::as_str),
-            Security::Unknown => None,
-        };
-        Self {
-            source_workload: labels.source.log_name(),
-            source_namespace: known(&labels.source.namespace),
-            source_identity: identity(&labels.source),
-            source_cluster: known(&labels.source.cluster),
-            authority: opening.authority.as_deref(),
-            service: labels
-                .service
-                .as_ref()
-                .and_then(|service| known(&service.hostname)),
-            destination_workload: labels.destination.log_name(),
-            destination_namespace: known(&labels.destination.namespace),
-            destination_identity: identity(&labels.destination),
-            destination_cluster: known(&labels.destination.cluster),
-        }
     }
 }
 

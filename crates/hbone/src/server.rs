@@ -38,6 +38,11 @@ pub trait Handler: Send + Sync + 'static {
     /// when the tunnel is cut.
     fn connect(self: Arc<Self>, incoming: Incoming) -> impl Future<Output = ()> + Send;
 
+    /// Hears that the handshake is over, before any stream.
+    fn established(&self, peer: &SpiffeId) {
+        let _ = peer;
+    }
+
     /// Hears of a stream that asked for nothing that can be served; it has been answered 400.
     fn malformed(&self, peer: &SpiffeId, error: MalformedRequest) {
         tracing::debug!(%peer, %error, "malformed request");
@@ -83,6 +88,7 @@ impl Server {
                 let secured = self
                     .in_time(async { handshake.await.map_err(own::handshake_error) })
                     .await?;
+                handler.established(&secured.peer);
                 let peer = Peer {
                     identity: secured.peer.clone(),
                     address: peer_address,

@@ -2,7 +2,8 @@
 //! `/config_dump`: what the process believes, in the shape that `istioctl ztunnel-config` reads.
 //!
 //! Its keys and those inside them are Istio's. Ours are `refusals`, the latest connections that failed and why,
-//! `ejectedEndpoints`, those that are avoided because they fail to connect, `dnsUpstreams`, and `verdict` on each inbound
+//! `ejectedEndpoints`, those that are avoided because they fail to connect, `limits`, what each pod has and may have
+//! open, `dnsUpstreams`, and `verdict` on each inbound
 //! connection: the latest decision on it, naming the rule.
 
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ use super::Shown;
 use crate::config::Local;
 use crate::connections::ConnectionsView;
 use crate::endpoints::EjectedView;
+use crate::limits::GatesView;
 use crate::pods::PodInfo;
 use crate::proxy::PodState;
 use crate::record::RefusalEntry;
@@ -38,6 +40,8 @@ struct ConfigDump<'a> {
     dns_upstreams: Option<Vec<SocketAddr>>,
     refusals: Vec<RefusalEntry>,
     ejected_endpoints: Vec<EjectedView>,
+    /// By pod.
+    limits: BTreeMap<String, GatesView>,
 }
 
 /// What the local file says at this moment, which may be more than was read at the start.
@@ -162,6 +166,7 @@ pub(super) fn config_dump(shown: &Shown) -> AdminResponse {
         dns_upstreams: shown.resolver.as_ref().map(|it| it.upstreams.servers()),
         refusals: shown.recorder.refusals().latest(),
         ejected_endpoints: shown.endpoints.ejected(),
+        limits: shown.proxies.limits(),
     })
 }
 

@@ -182,6 +182,16 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable("HTTP2_FRAME_SIZE", "1048576", "largest frame accepted"),
     variable(
+        "MAX_CONNECTIONS_PER_POD",
+        "0",
+        "connections a pod may have open; 0: a quarter of what the descriptors allow",
+    ),
+    variable(
+        "MAX_HALF_OPEN_TUNNELS_PER_POD",
+        "1024",
+        "tunnels a pod may have in their handshake",
+    ),
+    variable(
         "CONNECTION_TERMINATION_DEADLINE",
         "",
         "time open connections get at shutdown",
@@ -206,7 +216,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "RUST_LOG",
         "info",
-        "level, or target=level, separated by commas",
+        "level, or target=level, separated by commas; access=off: no access log",
     ),
     variable("LOG_FORMAT", "plain", "plain or json"),
     variable(

@@ -281,7 +281,7 @@ impl Hop {
                 source: Some(caller.peer),
                 host: host.map(|service| service.hostname.to_string()),
             }),
-            traceparent: Some(TraceParent::new(rand::random(), rand::random())),
+            traceparent: Some(TraceParent::new(caller.trace, rand::random())),
             network: None,
         }
     }

@@ -13,6 +13,7 @@ use tracing::{info, warn};
 
 use super::{PodProxy, Shared, StartError};
 use crate::connections::ConnectionsView;
+use crate::limits::GatesView;
 use crate::pods::{Pod, PodInfo, PodUid};
 
 /// How far a pod is that leaves the mesh.
@@ -140,6 +141,15 @@ impl Proxies {
             connections: None,
         });
         running.chain(pending).collect()
+    }
+
+    /// What each pod may have and has, by namespace and name.
+    pub fn limits(&self) -> BTreeMap<String, GatesView> {
+        let running = self.running.lock();
+        let views = running
+            .values()
+            .map(|pod| (pod.info.to_string(), pod.gates.view()));
+        views.collect()
     }
 
     /// How many connections are open in each pod that has any, by namespace and name.

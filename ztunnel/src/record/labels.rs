@@ -153,6 +153,22 @@ pub struct Labels {
 }
 
 impl Labels {
+    /// Who the source is, where that was proven.
+    pub(super) fn source_identity(&self) -> Option<&SpiffeId> {
+        self.proven(&self.source)
+    }
+
+    pub(super) fn destination_identity(&self) -> Option<&SpiffeId> {
+        self.proven(&self.destination)
+    }
+
+    fn proven<'a>(&self, end: &'a End) -> Option<&'a SpiffeId> {
+        match self.security {
+            Security::MutualTls => end.principal.as_ref(),
+            Security::Unknown => None,
+        }
+    }
+
     /// Whether both count into the same series.
     pub(super) fn count_as(&self, other: &Self) -> bool {
         let series = |labels: &Self| {

@@ -63,6 +63,7 @@ async fn the_dump_has_the_shape_that_istioctl_reads() {
             "dnsUpstreams",
             "refusals",
             "ejectedEndpoints",
+            "limits",
         ],
     );
     has_keys(

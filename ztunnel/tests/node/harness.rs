@@ -59,6 +59,18 @@ impl Node {
         (node, agent)
     }
 
+    /// As [`Self::start`], with variables of its own.
+    pub(crate) async fn start_set(
+        policies: Vec<Authorization>,
+        settings: &[(&str, &str)],
+    ) -> (Self, Agent) {
+        let node = Self::build(addresses(vec![]), policies, settings);
+        let agent = node.accept_agent().await;
+        node.hand_over(&agent).await;
+        node.until_ready().await;
+        (node, agent)
+    }
+
     pub(crate) async fn start_without_pods(policies: Vec<Authorization>) -> Self {
         Self::start_with(policies, vec![]).await
     }
@@ -226,6 +238,31 @@ impl Node {
         let socket = TcpStream::from(socket);
         socket.set_read_timeout(Some(PATIENCE))?;
         Ok(socket)
+    }
+
+    /// Connects from the client's pod to an address as it is, past its own proxy.
+    pub(crate) fn connect_plainly(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
+        let socket = self.client.enter(|| TcpStream::connect(to)).unwrap()?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        Ok(socket)
+    }
+
+    /// Descriptors that the process holds now.
+    pub(crate) fn descriptors(&self) -> u64 {
+        let folder = format!("/proc/{}/fd", self.process.id());
+        std::fs::read_dir(folder).unwrap().count() as u64
+    }
+
+    /// Allows the process so many descriptors; those it holds stay.
+    pub(crate) fn limit_descriptors(&self, most: u64) {
+        use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        let pid = Pid::from_raw(self.process.id().try_into().unwrap());
+        let limit = Rlimit {
+            current: Some(most),
+            maximum,
+        };
+        prlimit(pid, Resource::Nofile, limit).unwrap();
     }
 
     pub(crate) fn terminate(&self) {

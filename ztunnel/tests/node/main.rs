@@ -16,6 +16,8 @@ mod harness;
 
 mod admin;
 mod dns;
+mod limits;
+mod logs;
 mod policy;
 mod release;
 mod resilience;

@@ -43,6 +43,7 @@ impl Server {
     ) -> Result<(), ServeError> {
         let handshake = Box::pin(self.handshake(tcp, TlsAcceptor::from(config)));
         let (identity, opened) = self.in_time(handshake).await?;
+        handler.established(&identity);
         let peer = Peer { identity, address };
         self.carry(opened, peer, handler, drain).await
     }
