@@ -7,6 +7,7 @@
 
 pub mod container;
 pub mod control_plane;
+pub mod in_force;
 pub mod kubelet;
 pub mod probe;
 pub mod resolver;

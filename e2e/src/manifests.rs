@@ -344,7 +344,8 @@ pub fn now() -> String {
         .unwrap_or_default()
 }
 
-fn file_of(directory: &Path, key: &ObjectKey) -> PathBuf {
+/// Where an object is stored.
+pub fn file_of(directory: &Path, key: &ObjectKey) -> PathBuf {
     let namespace = key.namespace.as_deref().unwrap_or("_");
     directory.join(format!(
         "{}.{namespace}.{}.yaml",

@@ -82,6 +82,11 @@ impl StateDir {
         self.root.join(self.cluster.file("manifests"))
     }
 
+    /// While a manifest is broken, what its readers go by.
+    pub fn in_force(&self) -> PathBuf {
+        self.root.join(self.cluster.file("in-force"))
+    }
+
     pub fn logs(&self) -> PathBuf {
         self.root.join("logs")
     }
@@ -173,6 +178,7 @@ impl StateDir {
         for cluster in layout.clusters() {
             let state = self.of_cluster(*cluster);
             private_directory(&state.manifests())?;
+            private_directory(&state.in_force())?;
             private_directory(&state.istiod())?;
         }
         let folders = ["logs", "netns", "pods", "down", "node-a", "node-b"];

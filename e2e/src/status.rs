@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What runs in a lab and how it is: read from the manifests with their status, the runtime's records and the daemons.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 
 use anyhow::Result;
-use cluster::Object;
 use cluster::kinds::Pod;
 use cluster::object::Resource as _;
+use cluster::{Object, ObjectKey};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::handle::Access;
-use crate::lab::control_plane;
+use crate::lab::{control_plane, in_force};
 use crate::manifests;
 use crate::sniff::Traffic;
 use crate::state::PodRecord;
@@ -58,6 +59,9 @@ pub struct PodStatus {
     pub phase: String,
     pub ready: bool,
     pub message: Option<String>,
+    /// What is wrong with its manifest, of which the last good version is in force.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub broken: Option<String>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -66,6 +70,9 @@ pub struct ServiceStatus {
     pub address: String,
     pub ports: String,
     pub selector: String,
+    /// As of a pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub broken: Option<String>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -74,12 +81,22 @@ pub struct PolicyStatus {
     pub name: String,
     pub summary: String,
     pub conditions: Vec<String>,
+    /// As of a pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub broken: Option<String>,
 }
 
 /// Asks everybody.
 pub async fn gather(access: &Access) -> Result<Status> {
     let state = access.state();
-    let (objects, problems) = manifests::read_all(&state.manifests()).await?;
+    let (mut objects, problems) = manifests::read_all(&state.manifests()).await?;
+    let kept = in_force::kept(&state.in_force(), &objects, &problems).await?;
+    let broken: BTreeMap<ObjectKey, String> = kept
+        .iter()
+        .map(|(object, why)| (object.key(), why.clone()))
+        .collect();
+    objects.extend(kept.into_iter().map(|(object, _)| object));
+    objects.sort_by_key(Object::key);
     let records = state.pods()?;
     let mut status = Status {
         nodes: Vec::new(),
@@ -104,26 +121,33 @@ pub async fn gather(access: &Access) -> Result<Status> {
         status.daemons.push(daemon(record));
     }
     for object in &objects {
+        let broken = broken.get(&object.key()).cloned();
         match object {
-            Object::Pod(pod) if !host_network(pod) => status.pods.push(pod_status(pod, &records)),
-            Object::Service(service) => status.services.push(service_status(service)),
+            Object::Pod(pod) if !host_network(pod) => status.pods.push(PodStatus {
+                broken,
+                ..pod_status(pod, &records)
+            }),
+            Object::Service(service) => status.services.push(ServiceStatus {
+                broken,
+                ..service_status(service)
+            }),
             Object::AuthorizationPolicy(policy) => {
                 let action = serde_json::to_value(&policy.spec).unwrap_or_default();
                 let action = action["action"].as_str().unwrap_or("ALLOW").to_owned();
-                status.policies.push(policy_status(
-                    object,
-                    action,
-                    policy.status_json().unwrap_or_default(),
-                ));
+                let said = policy.status_json().unwrap_or_default();
+                status.policies.push(PolicyStatus {
+                    broken,
+                    ..policy_status(object, action, said)
+                });
             }
             Object::PeerAuthentication(policy) => {
                 let spec = serde_json::to_value(&policy.spec).unwrap_or_default();
                 let mode = spec["mtls"]["mode"].as_str().unwrap_or("UNSET").to_owned();
-                status.policies.push(policy_status(
-                    object,
-                    mode,
-                    policy.status_json().unwrap_or_default(),
-                ));
+                let said = policy.status_json().unwrap_or_default();
+                status.policies.push(PolicyStatus {
+                    broken,
+                    ..policy_status(object, mode, said)
+                });
             }
             _ => {}
         }
@@ -219,6 +243,7 @@ fn pod_status(pod: &Pod, records: &[PodRecord]) -> PodStatus {
         phase: status.phase.unwrap_or_else(|| "Pending".into()),
         ready,
         message: record.and_then(|record| record.message.clone()),
+        broken: None,
         name,
     }
 }
@@ -251,6 +276,7 @@ fn service_status(service: &cluster::kinds::Service) -> ServiceStatus {
             .map_or_else(|| spec.cluster_ip.unwrap_or_default(), |ips| ips.join(",")),
         ports,
         selector,
+        broken: None,
     }
 }
 
@@ -273,7 +299,15 @@ fn policy_status(object: &Object, summary: String, status: Value) -> PolicyStatu
         name: format!("{}/{}", object.namespace(), object.name()),
         summary,
         conditions: conditions.collect(),
+        broken: None,
     }
+}
+
+/// For the table: that what is shown is not what the manifest says now.
+fn outdated(broken: Option<&String>) -> String {
+    broken
+        .map(|why| format!("last good version, as its manifest is broken: {why}"))
+        .unwrap_or_default()
 }
 
 impl Status {
@@ -309,6 +343,7 @@ impl Status {
                         service.address.clone(),
                         service.ports.clone(),
                         service.selector.clone(),
+                        outdated(service.broken.as_ref()),
                     ]
                 })
                 .collect(),
@@ -323,6 +358,7 @@ impl Status {
                         policy.name.clone(),
                         policy.summary.clone(),
                         policy.conditions.join("; "),
+                        outdated(policy.broken.as_ref()),
                     ]
                 })
                 .collect(),
@@ -381,6 +417,7 @@ impl PodStatus {
             captured,
             ready,
             self.identity.clone(),
+            outdated(self.broken.as_ref()),
         ]
     }
 }

@@ -6,6 +6,7 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use e2e::handle::{Lab, Shared};
 use e2e::status::Status;
@@ -89,8 +90,66 @@ fn exec_names_the_pods_there_are_when_asked_for_another() {
     assert!(stderr.contains("shop/client"), "{stderr}");
 }
 
+/// For those who look at what is wrong with the manifests, and those who break them.
+static MANIFESTS: Mutex<()> = Mutex::new(());
+
+#[test]
+fn status_shows_what_is_in_force_of_a_broken_manifest() {
+    let _manifests = MANIFESTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let policy = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\n\
+                  metadata: {name: mangled, namespace: outside}\nspec: {action: DENY, rules: [{}]}\n";
+    lab().apply(policy).unwrap();
+    let file = lab()
+        .state()
+        .manifests()
+        .join("authorizationpolicy.outside.mangled.yaml");
+    let good = std::fs::read_to_string(&file).unwrap();
+    let mangled = |what: &str, holds: &dyn Fn(Option<&e2e::status::PolicyStatus>) -> bool| {
+        e2e::handle::eventually(what, std::time::Duration::from_secs(10), || {
+            let (_, json, _) = here(&["status", "--output", "json"]);
+            let status: Status = serde_json::from_str(&json)?;
+            let found = status
+                .policies
+                .iter()
+                .find(|policy| policy.name == "outside/mangled");
+            anyhow::ensure!(holds(found), "{found:?}");
+            Ok(())
+        })
+        .unwrap();
+    };
+    mangled("it is accepted", &|found| {
+        found.is_some_and(|policy| policy.broken.is_none() && !policy.conditions.is_empty())
+    });
+    std::fs::write(&file, good.replace("DENY", "[")).unwrap();
+    mangled(
+        "its last good version is shown with what is wrong",
+        &|found| {
+            found.is_some_and(|policy| {
+                let why = policy.broken.as_deref().unwrap_or_default();
+                policy.summary == "DENY"
+                    && !policy.conditions.is_empty()
+                    && why.contains("authorizationpolicy.outside.mangled.yaml")
+            })
+        },
+    );
+    let (_, table, _) = here(&["status"]);
+    assert!(
+        table.contains("last good version, as its manifest is broken"),
+        "{table}"
+    );
+    std::fs::write(&file, good).unwrap();
+    mangled("it is mended", &|found| {
+        found.is_some_and(|policy| policy.broken.is_none())
+    });
+    lab()
+        .delete("authorizationpolicy", "outside/mangled")
+        .unwrap();
+    mangled("it is gone", &|found| found.is_none());
+}
+
 #[test]
 fn status_shows_every_pod_with_identity_and_capture() {
+    let _manifests = MANIFESTS.lock().unwrap_or_else(PoisonError::into_inner);
     let (code, stdout, stderr) = here(&["status", "--output", "json"]);
     assert_eq!(code, Some(0), "{stderr}");
     let status: Status = serde_json::from_str(&stdout).unwrap();

@@ -243,8 +243,8 @@ impl Object {
         self.address() == other.address()
     }
 
-    /// The object as JSON, the same for the same object.
-    pub(crate) fn to_json(&self) -> Vec<u8> {
+    /// The object as JSON, the same for the same object; some kinds leave out `apiVersion` and `kind`.
+    pub fn to_json(&self) -> Vec<u8> {
         with_object!(self, object => serde_json::to_vec(object.as_ref()))
             .expect("broken invariant: a Kubernetes object can be written as JSON")
     }

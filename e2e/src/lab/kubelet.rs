@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::pod::PodLife;
 use crate::lab::container::Programs;
+use crate::lab::in_force::InForce;
 use crate::lab::progress;
 use crate::lab::sandbox::Runtime;
 use crate::manifests;
@@ -172,8 +173,14 @@ impl Kubelet {
 }
 
 async fn watch_pods(mut source: cluster::Source, shared: Rc<Shared>) {
+    let mut in_force = InForce::new(shared.state.in_force());
     loop {
         let batch = source.next().await;
+        if let Err(error) = in_force.follow(&batch) {
+            progress(format!(
+                "what broken manifests said last is not kept: {error:#}"
+            ));
+        }
         // Names first: the tokens of pods in the same batch need them.
         for event in &batch.events {
             shared.remember_uid(event);
