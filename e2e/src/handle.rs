@@ -211,6 +211,8 @@ pub struct Shared {
     file: &'static str,
     executable: &'static str,
     layout: Layout,
+    /// Makes a manifest that is applied before anything starts.
+    changes: Option<fn() -> String>,
     lab: OnceLock<Result<Lab, String>>,
 }
 
@@ -226,6 +228,22 @@ impl Shared {
             file,
             executable,
             layout,
+            changes: None,
+            lab: OnceLock::new(),
+        }
+    }
+
+    /// The same, of a cluster that differs from the built-in one by these objects.
+    pub const fn changed(
+        file: &'static str,
+        executable: &'static str,
+        changes: fn() -> String,
+    ) -> Self {
+        Self {
+            file,
+            executable,
+            layout: Layout::OneCluster,
+            changes: Some(changes),
             lab: OnceLock::new(),
         }
     }
@@ -244,12 +262,22 @@ impl Shared {
     fn start(&self) -> Result<Lab> {
         let environment = Environment::of_process();
         let executable = PathBuf::from(self.executable);
+        // Read when the lab starts, and of no use after that.
+        let folder = tempfile::tempdir().context("a folder for manifests")?;
+        let manifests = match self.changes {
+            Some(changes) => {
+                let file = folder.path().join("changes.yaml");
+                std::fs::write(file, changes()).context("the manifests of these tests")?;
+                Some(folder.path().to_owned())
+            }
+            None => None,
+        };
         let start = Start {
             // Test runs may overlap; each has labs of its own.
             name: format!("{}-{}", self.file, std::process::id()),
             bin_dir: crate::binaries::build(&environment, &executable)?,
             executable,
-            manifests: None,
+            manifests,
             layout: self.layout,
             keep: false,
         };

@@ -120,16 +120,22 @@ impl Caller<'_> {
     /// Where that leads now, other than to endpoints that were tried or whose names lead nowhere.
     async fn route(&self, tried: &[Endpoint]) -> Route {
         let mut tried = Cow::Borrowed(tried);
+        let mut nameless = None;
         loop {
-            let unresolved = match self.decide(&tried) {
-                Route::Unresolved(unresolved) => unresolved,
-                route => return route,
+            let unresolved = match (self.decide(&tried), nameless.take()) {
+                (Route::Unresolved(unresolved), _) => unresolved,
+                // That nobody is left says less than why the last one could not be found.
+                (Route::Refused { .. }, Some(refused)) => return refused,
+                (route, _) => return route,
             };
             let endpoint = endpoint_of(unresolved.route());
             match self.resolve(&unresolved).await {
                 Ok(ip) => return unresolved.at(ip),
                 Err(error) => match endpoint.filter(|one| !tried.contains(one)) {
-                    Some(fresh) if tried.len() < NAMES_TRIED => tried.to_mut().push(fresh),
+                    Some(fresh) if tried.len() < NAMES_TRIED => {
+                        tried.to_mut().push(fresh);
+                        nameless = Some(unresolved.refused(error));
+                    }
                     _ => return unresolved.refused(error),
                 },
             }
