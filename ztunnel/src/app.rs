@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow};
 use identity::{
     AuthenticatedChannel, Certificates, ControlPlane, ControlPlaneConfig, ControlPlaneError,
-    IstioCa, RootSource, TokenSource,
+    IstioCa, Revocation, RootSource, TokenSource,
 };
 use mesh::{LocalConfig, Store};
 use ops::admin::Routes;
@@ -30,6 +30,7 @@ use tracing::{info, warn};
 
 use crate::admin::{self, Shown};
 use crate::config::{Config, Endpoint, Following, Local, Ports, Root, Token};
+use crate::crl::Crl;
 use crate::dns::Resolver;
 use crate::dns::upstreams::Upstreams;
 use crate::endpoints::Endpoints;
@@ -40,6 +41,7 @@ use crate::node::node;
 use crate::on_demand::OnDemand;
 use crate::proxy::{Proxies, Settings, Shared};
 use crate::record::Recorder;
+use crate::roots;
 use crate::workers::Workers;
 use crate::xds_handlers::{Addresses, Authorizations, follow_identities};
 use crate::zds_client::ZdsClient;
@@ -62,7 +64,17 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
     // Operators can look on until the very end.
     let (admin_end, admin_drain) = ops::shutdown::channel();
 
-    let certificates = certificates(&config)?;
+    let crl = config
+        .crl
+        .clone()
+        .map(|path| Crl::open(path, &metrics, &readiness));
+    let certificates = certificates(&config, crl.as_ref().map(Crl::revocation))?;
+    if let Some(crl) = crl {
+        tokio::spawn(crl.follow(certificates.clone()));
+    }
+    if let Root::File(path) = &config.ca.root {
+        tokio::spawn(roots::follow(path.clone(), certificates.clone()));
+    }
     let mesh = Arc::new(MeshState::new(Store::new(config.node.name.as_deref())));
     if let Some(local) = &config.local {
         let loaded = load_local(local)?;
@@ -257,10 +269,11 @@ async fn expire_series(metrics: Metrics) {
     }
 }
 
-fn certificates(config: &Config) -> anyhow::Result<Certificates> {
+fn certificates(config: &Config, revocation: Option<Revocation>) -> anyhow::Result<Certificates> {
     let authority = control_plane(config, &config.ca).context("CA_ADDRESS")?;
     let settings = identity::Config {
         ttl: config.secret_ttl,
+        revocation,
         ..identity::Config::default()
     };
     Ok(Certificates::new(

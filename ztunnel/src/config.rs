@@ -40,6 +40,8 @@ pub struct Config {
     pub ca: Endpoint,
     pub token: Token,
     pub secret_ttl: Duration,
+    /// None: nothing is ever revoked.
+    pub crl: Option<PathBuf>,
     pub local: Option<Local>,
     pub inpod: InPod,
     /// None: pods' DNS is not served.
@@ -253,6 +255,7 @@ impl Config {
             ca,
             token: read::token(&mut reader),
             secret_ttl: reader.duration("SECRET_TTL"),
+            crl: read::crl(&mut reader),
             local,
             inpod: read::inpod(&mut reader),
             dns,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use hbone::wire::MalformedRequest;
 use hbone::{BehindError, OpenError, TunnelError};
-use identity::CertificateError;
+use identity::{CertificateError, tls};
 
 use crate::limits::Full;
 use crate::pods::PodInfo;
@@ -66,6 +66,9 @@ pub enum Failure {
     Tunnel(OpenError),
     #[error("handshake with the client failed: {0}")]
     ClientHandshake(String),
+    /// The peer's certificate, or one above it, has been taken back.
+    #[error("{0}")]
+    Revoked(Arc<str>),
     #[error("connection broke: {0}")]
     Copy(String),
     /// Not the connection's fault: the pod has left this node, or the mesh.
@@ -99,6 +102,8 @@ pub enum Flag {
     Limit,
     /// A name could not be looked up.
     Dns,
+    /// The peer's certificate has been revoked.
+    CertRevoked,
 }
 
 impl Flag {
@@ -116,6 +121,7 @@ impl Flag {
             Self::BadRequest => "BAD_REQUEST",
             Self::Limit => "LIMIT",
             Self::Dns => "DNS",
+            Self::CertRevoked => "CERT_REVOKED",
         }
     }
 }
@@ -141,6 +147,7 @@ impl Failure {
             | Self::ClientHandshake(_) => Flag::Connect,
             Self::Certificate { .. } => Flag::IdentityError,
             Self::LocalTls(_) => Flag::TlsFailure,
+            Self::Revoked(_) => Flag::CertRevoked,
             Self::Tunnel(error) => tunnel_flag(error),
             Self::ClientProtocol(_) => Flag::H2HandshakeFailure,
             Self::NotServed(_) | Self::Malformed(_) => Flag::BadRequest,
@@ -154,6 +161,11 @@ fn tunnel_flag(error: &OpenError) -> Flag {
     match error {
         OpenError::Certificate { .. } | OpenError::CertificateTimeout { .. } => Flag::IdentityError,
         OpenError::DialTimeout { .. } => Flag::NetworkPolicy,
+        OpenError::Handshake { source, .. }
+        | OpenError::Behind {
+            source: BehindError::Handshake(source),
+            ..
+        } if tls::is_revoked(&**source) => Flag::CertRevoked,
         OpenError::Dial { .. }
         | OpenError::Handshake { .. }
         | OpenError::HandshakeTimeout { .. }

@@ -10,12 +10,13 @@ use std::sync::Arc;
 use hbone::wire::{ConnectRequest, Forwarded, MalformedRequest};
 use hbone::{Incoming, ServeError, Server, TunnelFault};
 use http::StatusCode;
+use identity::tls;
 use mesh::{Service, Workload};
 use parking_lot::Mutex;
 use spiffe::SpiffeId;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
-use tracing::{Instrument as _, debug, debug_span};
+use tracing::{Instrument as _, debug, debug_span, info};
 
 use crate::config::{AppTunnel, Baggage};
 use crate::connections::{ConnectionView, InboundFacts};
@@ -71,6 +72,14 @@ async fn tunnel(pod: &PodProxy, socket: TcpStream, streams: Arc<Streams>) -> Res
     match server.serve(socket, certificate, streams, drain).await {
         Ok(()) => Ok(()),
         Err(ServeError::Certificate(reason)) => Err(Failure::LocalTls(reason)),
+        Err(ServeError::Handshake(error)) if tls::is_revoked(&error) => {
+            Err(Failure::Revoked("client's certificate is revoked".into()))
+        }
+        // Its streams have told their own ends.
+        Err(ServeError::Withdrawn(reason)) => {
+            info!(%peer, %reason, "tunnel ended");
+            Ok(())
+        }
         Err(
             error @ (ServeError::Handshake(_)
             | ServeError::HandshakeTimeout(_)

@@ -37,6 +37,9 @@ pub mod limits;
 pub mod failure;
 pub mod record;
 
+pub mod crl;
+pub mod roots;
+
 pub mod mesh_state;
 pub mod node;
 pub mod on_demand;

@@ -26,5 +26,6 @@ pub fn result_of(end: End) -> Result<(), Failure> {
         End::Failed { error, .. } => Err(Failure::Copy(error.to_string())),
         End::Stopped { reason } if *reason == *POD_GONE => Err(Failure::PodGone),
         End::Stopped { reason } => Err(Failure::PolicyChanged(reason)),
+        End::Withdrawn { reason } => Err(Failure::Revoked(reason)),
     }
 }

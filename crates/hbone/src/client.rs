@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use h2::client::{Connection, SendRequest};
 use http::{Request, Response, StatusCode};
-use identity::{CertificateSource, WorkloadCertificate, tls};
+use identity::{CertificateSource, PeerRole, Standing, WorkloadCertificate, tls};
 use parking_lot::Mutex;
 use spiffe::SpiffeId;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
@@ -29,6 +29,7 @@ use crate::engine::session::Role;
 use crate::engine::stream::OwnStream;
 use crate::engine::tunnel::{Driver, Farewell, Next};
 use crate::error::{OpenError, TunnelError, TunnelFault};
+use crate::fate::Fate;
 use crate::io::{Pulse, TunnelIo};
 use crate::keepalive::Keepalive;
 use crate::pool::PoolKey;
@@ -63,6 +64,8 @@ const FAREWELL: Duration = Duration::from_secs(30);
 /// A tunnel as its users see it: where to open streams, and how many are open.
 pub(crate) struct Tunnel {
     peer: SpiffeId,
+    /// Of the streams of the library, which hear only that the connection is gone.
+    fate: Fate,
     most: usize,
     heard: Heard,
     abort: Notify,
@@ -132,6 +135,7 @@ impl Tunnel {
     fn new(peer: SpiffeId, heard: Heard, opener: Opener, config: &Config) -> Arc<Self> {
         Arc::new(Self {
             peer,
+            fate: Fate::default(),
             most: config.pool_max_streams as usize,
             heard,
             abort: Notify::new(),
@@ -247,6 +251,7 @@ impl Lease {
                     let stream = LibraryStream {
                         transmit: Transmit::new(transmit, TunnelEnd::Client),
                         receive: Receive::new(receive),
+                        fate: tunnel.fate.clone(),
                     };
                     Ok((Response::from_parts(head, ()), Inner::Library(stream)))
                 }
@@ -314,7 +319,7 @@ pub(crate) async fn connect(
     let _ = socket.set_nodelay(true);
     timeout(
         config.handshake_timeout,
-        handshake(socket, tls, Farewell::Close, config),
+        handshake(socket, tls, &certificate, Farewell::Close, config),
     )
     .await
     .map_err(|_| OpenError::HandshakeTimeout {
@@ -359,6 +364,7 @@ fn handshake_error(key: &PoolKey, error: io::Error) -> OpenError {
 pub(crate) async fn handshake<T>(
     io: T,
     tls: Arc<ClientConfig>,
+    certificate: &WorkloadCertificate,
     farewell: Farewell,
     config: &Config,
 ) -> io::Result<Connected>
@@ -366,21 +372,22 @@ where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     match config.engine {
-        Engine::Own => own(io, &tls, farewell, config).await,
-        Engine::Library => library(io, tls, farewell, config).await,
+        Engine::Own => own(io, &tls, certificate, farewell, config).await,
+        Engine::Library => library(io, tls, certificate, farewell, config).await,
     }
 }
 
 async fn own<T>(
     io: T,
     tls: &ClientConfig,
+    certificate: &WorkloadCertificate,
     farewell: Farewell,
     config: &Config,
 ) -> io::Result<Connected>
 where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let secured = own_handshake::connect(io, tls).await?;
+    let secured = own_handshake::connect(io, tls, certificate).await?;
     let peer = secured.peer.clone();
     let (mut driver, link) = Driver::new(Role::Client, secured, farewell, config);
     let heard = Heard::Own(link.clone());
@@ -408,6 +415,7 @@ where
 async fn library<T>(
     io: T,
     tls: Arc<ClientConfig>,
+    certificate: &WorkloadCertificate,
     farewell: Farewell,
     config: &Config,
 ) -> io::Result<Connected>
@@ -418,14 +426,23 @@ where
     let mut secured = tls.connect(tls::server_name(), io).await?;
     let (_, session) = secured.get_mut();
     session.set_buffer_limit(Some(TLS_BUFFER));
-    let peer = tls::authenticated_peer(session).map_err(io::Error::other)?;
+    let peer = Peer {
+        identity: tls::authenticated_peer(session).map_err(io::Error::other)?,
+        standing: tls::standing(session, certificate, PeerRole::Server),
+    };
     open(secured, peer, farewell, config).await
+}
+
+/// Who is at the other end.
+pub(crate) struct Peer {
+    pub(crate) identity: SpiffeId,
+    pub(crate) standing: Standing,
 }
 
 /// HTTP/2 by the library, over any byte stream.
 pub(crate) async fn open<T>(
     secured: T,
-    peer: SpiffeId,
+    peer: Peer,
     farewell: Farewell,
     config: &Config,
 ) -> io::Result<Connected>
@@ -439,11 +456,13 @@ where
         .map_err(|error| TunnelError::from(error).into_io())?;
     let pulse = io.pulse();
     let keepalive = Keepalive::new(connection.ping_pong(), pulse.clone(), config);
-    let tunnel = Tunnel::new(peer, Heard::Library(pulse), Opener::Library(send), config);
+    let Peer { identity, standing } = peer;
+    let heard = Heard::Library(pulse);
+    let tunnel = Tunnel::new(identity, heard, Opener::Library(send), config);
     let release = Release::new(config.pool_unused_release);
     let driven = Arc::clone(&tunnel);
     let driver = async move {
-        drive(connection, io.clone(), keepalive, release, driven).await?;
+        drive(connection, io.clone(), keepalive, release, standing, driven).await?;
         if farewell == Farewell::Listen {
             // A carrier that is dropped before both its directions have ended is reset, and that could overtake what
             // the gateway has not passed on yet.
@@ -484,6 +503,7 @@ async fn drive<T>(
     io: TunnelIo<T>,
     mut keepalive: Keepalive,
     mut release: Release,
+    mut standing: Standing,
     tunnel: Arc<Tunnel>,
 ) -> Result<(), TunnelError>
 where
@@ -497,6 +517,10 @@ where
                 TunnelFault::Aborted,
                 "the pool was aborted",
             )));
+        }
+        if let Poll::Ready(reason) = standing.poll_withdrawn(cx) {
+            tunnel.fate.withdraw(Arc::clone(&reason));
+            return Poll::Ready(Err(TunnelError::new(TunnelFault::Withdrawn, reason)));
         }
         if let Poll::Ready(error) = keepalive.poll(cx) {
             return Poll::Ready(Err(error));

@@ -178,6 +178,18 @@ pub enum ServeError {
     /// The connection broke, or the client broke the protocol.
     #[error("tunnel: {0}")]
     Tunnel(TunnelError),
+    /// The client may no longer be who it proved to be; its streams ended with this reason.
+    #[error("{0}")]
+    Withdrawn(Arc<str>),
+}
+
+impl From<TunnelError> for ServeError {
+    fn from(error: TunnelError) -> Self {
+        match error.fault {
+            TunnelFault::Withdrawn => Self::Withdrawn(error.message),
+            _ => Self::Tunnel(error),
+        }
+    }
 }
 
 /// A fault of a tunnel or of one stream in it.
@@ -209,6 +221,8 @@ pub enum TunnelFault {
     Protocol,
     /// This side gave the tunnel up.
     Aborted,
+    /// The peer may no longer be who it proved to be.
+    Withdrawn,
 }
 
 impl TunnelError {

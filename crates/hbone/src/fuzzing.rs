@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use http::{Request, StatusCode};
+use identity::Standing;
 use spiffe::SpiffeId;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::watch;
@@ -39,7 +40,7 @@ where
     T: AsyncRead + AsyncWrite + Unpin,
 {
     let server = Server::new(Config::default());
-    let Ok(opened) = server.open(io).await else {
+    let Ok(opened) = server.open(io, Standing::unconditional()).await else {
         return;
     };
     let peer = Peer {
@@ -56,7 +57,11 @@ where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let config = Config::default();
-    let Ok(connected) = client::open(io, someone(), Farewell::Close, &config).await else {
+    let server = client::Peer {
+        identity: someone(),
+        standing: Standing::unconditional(),
+    };
+    let Ok(connected) = client::open(io, server, Farewell::Close, &config).await else {
         return;
     };
     let driver = tokio::spawn(connected.driver);

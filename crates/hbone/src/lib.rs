@@ -32,6 +32,7 @@ mod nested;
 mod pool;
 mod server;
 
+mod fate;
 mod meter;
 mod relay;
 mod stop;

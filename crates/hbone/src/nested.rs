@@ -118,7 +118,7 @@ where
             reason: error.to_string().into(),
         },
     })?;
-    let handshake = client::handshake(carrier, tls, Farewell::Listen, &config);
+    let handshake = client::handshake(carrier, tls, &certificate, Farewell::Listen, &config);
     let Connected { tunnel, driver } = timeout(config.handshake_timeout, handshake)
         .await
         .map_err(|_| behind(BehindError::HandshakeTimeout(config.handshake_timeout)))?

@@ -73,6 +73,11 @@ pub enum End {
         /// The reason given.
         reason: Arc<str>,
     },
+    /// The tunnel was ended because its peer may no longer be who it proved to be; the near side was reset.
+    Withdrawn {
+        /// What took the peer's standing.
+        reason: Arc<str>,
+    },
 }
 
 /// One of the two sides of a relay.
@@ -132,6 +137,9 @@ impl Fault {
                 // once (RFC 9113 §8.1).
                 TunnelFault::Reset { code: 0 } if progress.is_done(Way::Received) => End::Finished,
                 TunnelFault::Reset { .. } => End::Reset { by: side },
+                TunnelFault::Withdrawn => End::Withdrawn {
+                    reason: error.to_string().into(),
+                },
                 _ => End::Failed {
                     side,
                     error: Arc::new(error.into_io()),
@@ -206,6 +214,11 @@ pub(crate) fn relay_stream<'a>(
                 }
             };
             until_end(up, down, &progress, stop).await
+        };
+        let end = match (end, far.stream.fate.withdrawn()) {
+            (End::Finished, _) => End::Finished,
+            (_, Some(reason)) => End::Withdrawn { reason },
+            (end, None) => end,
         };
         match end {
             End::Finished => {

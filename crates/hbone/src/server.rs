@@ -29,6 +29,7 @@ use crate::engine::session::Role;
 use crate::engine::stream::OwnStream;
 use crate::engine::tunnel::{Driver, Farewell};
 use crate::error::{ServeError, TunnelError};
+use crate::fate::Fate;
 use crate::stream::{Inner, LibraryStream, Stream, Transmit, TunnelEnd};
 use crate::wire::{self, Baggage, ConnectRequest, MalformedRequest};
 
@@ -84,7 +85,7 @@ impl Server {
         match self.config.engine {
             Engine::Own => {
                 // Boxed: large, and over soon, while what follows lives for days.
-                let handshake = Box::pin(own_handshake::accept(tcp, &config));
+                let handshake = Box::pin(own_handshake::accept(tcp, &config, &certificate));
                 let secured = self
                     .in_time(async { handshake.await.map_err(own::handshake_error) })
                     .await?;
@@ -98,8 +99,13 @@ impl Server {
                 own::serve(driver, link, peer, handler, drain).await
             }
             Engine::Library => {
-                self.serve_library(tcp, config, peer_address, handler, drain)
-                    .await
+                let accepted = library::Accepted {
+                    tcp,
+                    config,
+                    certificate,
+                    address: peer_address,
+                };
+                self.serve_library(accepted, handler, drain).await
             }
         }
     }
@@ -155,6 +161,7 @@ enum Answer {
     Library {
         responder: library::Responder,
         early: library::Early,
+        fate: Fate,
     },
 }
 
@@ -173,6 +180,7 @@ impl Incoming {
             Answer::Library {
                 mut responder,
                 early,
+                fate,
             } => {
                 let receive = early.lock().take().ok_or_else(TunnelError::closed)?;
                 responder.answered = true;
@@ -180,6 +188,7 @@ impl Incoming {
                 Inner::Library(LibraryStream {
                     transmit: Transmit::new(transmit, TunnelEnd::Server),
                     receive,
+                    fate,
                 })
             }
         };

@@ -20,6 +20,7 @@ use crate::client::Slot;
 use crate::engine;
 use crate::engine::stream::OwnStream;
 use crate::error::TunnelError;
+use crate::fate::Fate;
 use crate::meter::Meter;
 use crate::relay::{self, Outcome};
 use crate::stop::Stop;
@@ -44,6 +45,8 @@ pub(crate) enum Inner {
 pub(crate) struct LibraryStream {
     pub(crate) transmit: Transmit,
     pub(crate) receive: Receive,
+    /// Whether its tunnel was ended for the sake of its peer.
+    pub(crate) fate: Fate,
 }
 
 impl Stream {

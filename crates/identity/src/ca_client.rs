@@ -39,8 +39,14 @@ pub trait CaClient: Send + Sync {
 pub struct IstioCa {
     control_plane: ControlPlane,
     asks: Asks,
-    /// Kept between requests; given up when a call finds it broken.
-    channel: Mutex<Option<AuthenticatedChannel>>,
+    /// Kept between requests; given up when a call finds it broken, or when the roots have changed.
+    held: Mutex<Option<Held>>,
+}
+
+/// A channel, and the roots that the server was verified by.
+struct Held {
+    channel: AuthenticatedChannel,
+    roots: Option<Vec<u8>>,
 }
 
 /// For whom certificates are asked.
@@ -58,7 +64,7 @@ impl IstioCa {
         Self {
             control_plane,
             asks: Asks::OnBehalf,
-            channel: Mutex::new(None),
+            held: Mutex::new(None),
         }
     }
 
@@ -71,16 +77,25 @@ impl IstioCa {
     }
 
     async fn channel(&self) -> Result<AuthenticatedChannel, String> {
-        let mut held = self.channel.lock().await;
-        if let Some(channel) = &*held {
-            return Ok(channel.clone());
+        let mut held = self.held.lock().await;
+        let roots = self.control_plane.root_file();
+        if let Some(held) = &*held
+            && held.roots == roots
+        {
+            return Ok(held.channel.clone());
         }
-        let channel = self
-            .control_plane
-            .channel()
-            .await
-            .map_err(|error| chain(&error))?;
-        Ok(held.insert(channel).clone())
+        match (self.control_plane.channel().await, &mut *held) {
+            (Ok(channel), held) => {
+                let fresh = Held { channel, roots };
+                Ok(held.insert(fresh).channel.clone())
+            }
+            // Roots that are half replaced must not cost us a channel that works.
+            (Err(error), Some(held)) => {
+                tracing::warn!(%error, "no channel by the new roots, keeping the one by the old");
+                Ok(held.channel.clone())
+            }
+            (Err(error), None) => Err(chain(&error)),
+        }
     }
 
     async fn create(&self, request: CsrRequest) -> Result<Vec<String>, String> {
@@ -98,7 +113,7 @@ impl IstioCa {
             Err(status) => {
                 // A broken channel is rebuilt by the next request, with the roots of that time.
                 if status.code() == tonic::Code::Unavailable {
-                    *self.channel.lock().await = None;
+                    *self.held.lock().await = None;
                 }
                 Err(describe(&status))
             }

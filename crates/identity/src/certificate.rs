@@ -9,13 +9,16 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime};
 use rustls::sign::CertifiedKey;
 use rustls::{RootCertStore, ServerConfig};
 use spiffe::SpiffeId;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 use zeroize::Zeroizing;
+
+use crate::path::{self, Path, Presented, Trust};
+use crate::{PeerRole, Revocation, RevocationList, Revoked, tls};
 
 /// Why there is no certificate for an identity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -111,6 +114,9 @@ pub struct WorkloadCertificate {
     key: Arc<CertifiedKey>,
     roots: Arc<RootCertStore>,
     root_certificates: Vec<CertificateDer<'static>>,
+    /// What peers are checked against beyond the roots.
+    revocation: Option<Revocation>,
+    path: OnceLock<Option<Path>>,
     pub(crate) server_config: OnceLock<Arc<ServerConfig>>,
 }
 
@@ -173,8 +179,53 @@ impl WorkloadCertificate {
             key: Arc::new(key),
             roots: Arc::new(roots),
             root_certificates,
+            revocation: None,
+            path: OnceLock::new(),
             server_config: OnceLock::new(),
         })
+    }
+
+    /// Peers will be checked against what is revoked, in the handshake and for as long as they are connected.
+    #[must_use]
+    pub fn checking(mut self, revocation: Revocation) -> Self {
+        self.revocation = Some(revocation);
+        self
+    }
+
+    /// What peers are checked against beyond the roots.
+    pub(crate) fn revocation(&self) -> Option<&Revocation> {
+        self.revocation.as_ref()
+    }
+
+    /// Why peers that know what we do refuse this very certificate, if they do.
+    pub fn revoked(&self) -> Option<Revoked> {
+        self.revoked_by(&*self.revocation.as_ref()?.list())
+    }
+
+    /// Why peers that know of this list refuse this very certificate, if they do.
+    pub fn revoked_by(&self, list: &RevocationList) -> Option<Revoked> {
+        if list.is_empty() {
+            return None;
+        }
+        list.find(self.path.get_or_init(|| self.own_path()).as_ref()?)
+    }
+
+    /// Our own way to a root of ours, as a peer with the same roots would go it.
+    fn own_path(&self) -> Option<Path> {
+        let provider = tls::provider();
+        let trust = Trust {
+            roots: &self.roots,
+            role: PeerRole::Server,
+            algorithms: provider.signature_verification_algorithms.all,
+            revoked: None,
+        };
+        // Whether it is valid now is another question.
+        let during = self
+            .not_before
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .ok()?;
+        let during = UnixTime::since_unix_epoch(during);
+        path::find(Presented::of(&self.key.cert)?, &trust, during).ok()
     }
 
     /// Whose certificate this is.

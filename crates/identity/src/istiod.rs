@@ -116,6 +116,14 @@ impl ControlPlane {
         })
     }
 
+    /// What the file of roots holds now, if there is a file and it can be read.
+    pub(crate) fn root_file(&self) -> Option<Vec<u8>> {
+        match &self.dial.root {
+            RootSource::File(path) => std::fs::read(path).ok(),
+            RootSource::Inline(_) | RootSource::System => None,
+        }
+    }
+
     /// A connected channel. It connects again by itself when the connection is
     /// lost, each time with the roots of that moment.
     pub async fn channel(&self) -> Result<AuthenticatedChannel, ControlPlaneError> {

@@ -5,7 +5,7 @@
 //!  Certificates ──CSR──► CaClient ──gRPC──► control plane
 //!      │  one task per identity: fetch, publish, sleep to the half-life, fetch ...
 //!      ▼
-//!  WorkloadCertificate ──► tls::server_config / tls::client_config
+//!  WorkloadCertificate ──► tls::server_config / tls::client_config ──► path: roots, and what is revoked
 //! ```
 //!
 //! In: SPIFFE ids, and a way to the control plane. Out: rustls configurations
@@ -24,7 +24,14 @@ pub use rotation::{
     FixedCertificates,
 };
 
+mod path;
 pub mod tls;
+
+mod revocation;
+pub use revocation::{
+    MAX_LIST_BYTES, PeerRole, Revocation, RevocationList, RevocationListError, RevocationObserver,
+    Revoked, Standing,
+};
 
 mod istiod;
 pub use istiod::{

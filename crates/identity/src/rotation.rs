@@ -27,7 +27,7 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::AbortHandle;
 
 use self::keeper::{Fetching, Keeper};
-use crate::{BoxFuture, CaClient, CertificateError, WorkloadCertificate};
+use crate::{BoxFuture, CaClient, CertificateError, Revocation, WorkloadCertificate};
 
 /// Fetches kept free for connections that wait, out of [`Config::concurrency`].
 const RESERVED_FOR_WAITING: usize = 2;
@@ -45,6 +45,8 @@ pub struct Config {
     pub backoff_min: Duration,
     /// The longest pause after failures.
     pub backoff_max: Duration,
+    /// What peers of the workloads are checked against beyond their roots.
+    pub revocation: Option<Revocation>,
 }
 
 impl Default for Config {
@@ -55,6 +57,7 @@ impl Default for Config {
             fetch_timeout: Duration::from_secs(10),
             backoff_min: Duration::from_secs(1),
             backoff_max: Duration::from_secs(30),
+            revocation: None,
         }
     }
 }
@@ -135,6 +138,8 @@ pub struct Certificates {
 struct Entry {
     state: watch::Receiver<CertificateState>,
     waiting: Arc<Notify>,
+    /// Asks for a fetch before its time, within that long.
+    renew: watch::Sender<Duration>,
     task: AbortHandle,
 }
 
@@ -148,6 +153,21 @@ impl Certificates {
     /// An empty set; fetches run on `runtime`, whoever asks.
     pub fn new(ca: Arc<dyn CaClient>, config: Config, runtime: Handle) -> Self {
         Self::with_clock(ca, config, runtime, Arc::new(SystemTime::now))
+    }
+
+    /// Fetches all certificates anew that are held now, within `spread`: the roots have changed, or one was revoked.
+    /// What is held stays in use until then.
+    pub fn renew_all(&self, spread: Duration) {
+        for entry in self.entries.read().values() {
+            entry.renew.send_replace(spread);
+        }
+    }
+
+    /// As [`Self::renew_all`], for one identity and at once.
+    pub fn renew(&self, id: &SpiffeId) {
+        if let Some(entry) = self.entries.read().get(id) {
+            entry.renew.send_replace(Duration::ZERO);
+        }
     }
 
     /// As [`Self::new`], by another clock.
@@ -251,16 +271,19 @@ impl Certificates {
     fn start(&self, identity: SpiffeId) -> Entry {
         let (publish, state) = watch::channel(CertificateState::Initializing);
         let waiting = Arc::new(Notify::new());
+        let (renew, renewal) = watch::channel(Duration::ZERO);
         let keeper = Keeper {
             identity,
             fetching: Arc::clone(&self.fetching),
             waiting: Arc::clone(&waiting),
+            renewal,
             publish,
         };
         let task = self.runtime.spawn(keeper.run()).abort_handle();
         Entry {
             state,
             waiting,
+            renew,
             task,
         }
     }

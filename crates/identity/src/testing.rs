@@ -5,16 +5,19 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName,
-    DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData,
-    SanType,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams,
+    CertificateSigningRequestParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, PublicKeyData, RevokedCertParams, SanType,
+    SerialNumber,
 };
 use rustls::ServerConfig;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use spiffe::SpiffeId;
 
 use crate::certificate::generate_key;
-use crate::{BoxFuture, CaClient, CertificateError, CsrRequest, WorkloadCertificate, tls};
+use crate::{
+    BoxFuture, CaClient, CertificateError, CsrRequest, Revocation, WorkloadCertificate, tls,
+};
 
 /// From when until when a certificate holds.
 #[derive(Debug, Clone, Copy)]
@@ -45,9 +48,11 @@ impl Validity {
     }
 }
 
-/// A root that issues workload certificates.
+/// A root that issues workload certificates, or an intermediate below one.
 pub struct TestAuthority {
     issuer: Issuer<'static, KeyPair>,
+    /// From the issuer up to the root, without it.
+    intermediates: Vec<String>,
     root_pem: String,
     /// Further roots that workloads of this authority trust.
     also_trusted: Vec<String>,
@@ -57,17 +62,49 @@ impl TestAuthority {
     /// A fresh root with this common name.
     pub fn new(name: &str) -> Self {
         let key = KeyPair::generate().expect("a key");
-        let mut params = CertificateParams::default();
-        params.distinguished_name = DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, name);
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let params = authority_params(name);
         let root_pem = params.self_signed(&key).expect("a root").pem();
         Self {
             issuer: Issuer::new(params, key),
+            intermediates: Vec::new(),
             root_pem,
             also_trusted: Vec::new(),
         }
+    }
+
+    /// A fresh intermediate with this common name, certified by this authority.
+    pub fn intermediate(&self, name: &str) -> Self {
+        let key = KeyPair::generate().expect("a key");
+        let params = authority_params(name);
+        let certificate = params.signed_by(&key, &self.issuer);
+        let own = certificate.expect("an intermediate").pem();
+        Self {
+            issuer: Issuer::new(params, key),
+            intermediates: [vec![own], self.intermediates.clone()].concat(),
+            root_pem: self.root_pem.clone(),
+            also_trusted: self.also_trusted.clone(),
+        }
+    }
+
+    /// A revocation list of this authority in PEM, with these serial numbers, that was due to be replaced an hour ago.
+    pub fn crl(&self, serials: &[Vec<u8>]) -> String {
+        let now = SystemTime::now();
+        let revoked = serials.iter().map(|serial| RevokedCertParams {
+            serial_number: SerialNumber::from_slice(serial),
+            revocation_time: now.into(),
+            reason_code: None,
+            invalidity_date: None,
+        });
+        let params = CertificateRevocationListParams {
+            this_update: (now - Duration::from_secs(7200)).into(),
+            next_update: (now - Duration::from_secs(3600)).into(),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let list = params.signed_by(&self.issuer).expect("a list");
+        list.pem().expect("PEM")
     }
 
     /// Bundles of this authority hold the other's root too.
@@ -96,12 +133,27 @@ impl TestAuthority {
         self.issue_valid(id, Validity::lasting(Duration::from_secs(3600)))
     }
 
+    /// A certificate for an hour, whose peers are checked against what is revoked.
+    pub fn issue_checking(
+        &self,
+        id: &SpiffeId,
+        revocation: &Revocation,
+    ) -> Arc<WorkloadCertificate> {
+        let validity = Validity::lasting(Duration::from_secs(3600));
+        Arc::new(self.make(id, validity).checking(revocation.clone()))
+    }
+
     /// A certificate for as long as you like.
     pub fn issue_valid(&self, id: &SpiffeId, validity: Validity) -> Arc<WorkloadCertificate> {
+        Arc::new(self.make(id, validity))
+    }
+
+    fn make(&self, id: &SpiffeId, validity: Validity) -> WorkloadCertificate {
         let key = generate_key().expect("a key");
-        let chain = [self.sign(&*key, vec![uri(id)], validity), self.bundle()];
+        let leaf = self.sign(&*key, vec![uri(id)], validity);
+        let chain = self.chain(leaf);
         let key_pem = key.serialize_pem();
-        Arc::new(WorkloadCertificate::from_pem(Some(id), &chain, &key_pem).expect("a certificate"))
+        WorkloadCertificate::from_pem(Some(id), &chain, &key_pem).expect("a certificate")
     }
 
     /// A leaf for any key and any names, in PEM.
@@ -133,10 +185,14 @@ impl TestAuthority {
     /// What a certificate service answers to a request for `id`.
     pub fn answer(&self, csr_pem: &str, id: &SpiffeId, validity: Validity) -> Vec<String> {
         let csr = CertificateSigningRequestParams::from_pem(csr_pem).expect("a valid request");
-        vec![
-            self.sign(&csr.public_key, vec![uri(id)], validity),
-            self.bundle(),
-        ]
+        self.chain(self.sign(&csr.public_key, vec![uri(id)], validity))
+    }
+
+    fn chain(&self, leaf: String) -> Vec<String> {
+        let mut chain = vec![leaf];
+        chain.extend(self.intermediates.iter().cloned());
+        chain.push(self.bundle());
+        chain
     }
 
     /// How a control plane with this DNS name serves (no client certificates, h2).
@@ -168,6 +224,22 @@ impl CaClient for TestAuthority {
         let chain = self.answer(&request.csr_pem, &request.identity, validity);
         Box::pin(std::future::ready(Ok(chain)))
     }
+}
+
+/// The serial number of one certificate of a chain, the leaf being number 0.
+pub fn serial(certificate: &WorkloadCertificate, index: usize) -> Vec<u8> {
+    let der = &certificate.certified_key().cert[index];
+    let parsed = crate::certificate::parse(der).expect("a certificate");
+    parsed.raw_serial().to_vec()
+}
+
+fn authority_params(name: &str) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params
 }
 
 /// The SAN of an identity.

@@ -12,12 +12,12 @@ pub mod fuzzing;
 
 use std::sync::{Arc, LazyLock};
 
+use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::{CertificateDer, IpAddr, Ipv4Addr, ServerName, UnixTime};
+use rustls::server::NoServerSessionStorage;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
 use rustls::sign::SingleCertAndKey;
 use rustls::{
     ClientConfig, CommonState, DigitallySignedStruct, DistinguishedName, Error, OtherError,
@@ -25,8 +25,9 @@ use rustls::{
 };
 use spiffe::SpiffeId;
 
-use crate::WorkloadCertificate;
 use crate::certificate::{parse, sole_spiffe_id};
+use crate::path::{self, Presented, Trust};
+use crate::{PeerRole, Revocation, RevocationList, Standing, WorkloadCertificate};
 
 /// The one application protocol of the mesh.
 pub const ALPN_H2: &[u8] = b"h2";
@@ -118,14 +119,8 @@ pub fn server_config(certificate: &WorkloadCertificate) -> Result<Arc<ServerConf
         identity: certificate.identity().clone(),
         reason: crate::chain(error),
     };
-    let chain =
-        WebPkiClientVerifier::builder_with_provider(Arc::clone(certificate.roots()), provider())
-            // Names of roots only make the handshake longer: clients have one certificate.
-            .clear_root_hint_subjects()
-            .build()
-            .map_err(|error| refuse(&error))?;
     let verifier = ClientVerifier {
-        chain,
+        chain: ChainVerifier::of(certificate),
         own: certificate.identity().clone(),
     };
     let mut config = ServerConfig::builder_with_provider(provider())
@@ -153,9 +148,8 @@ pub fn client_config(
         return Err(TlsError::NobodyExpected);
     }
     let verifier = ServerVerifier {
-        roots: Arc::clone(certificate.roots()),
+        chain: ChainVerifier::of(certificate),
         expected: expected.into(),
-        provider: provider(),
     };
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -201,14 +195,51 @@ pub fn authenticated_peer(connection: &CommonState) -> Result<SpiffeId, TlsError
         .ok_or(TlsError::NoPeerIdentity)
 }
 
+/// Registers the peer of a finished handshake with the revocation that `certificate`, our own, is kept by. To be kept
+/// for as long as the connection lives.
+pub fn standing(
+    connection: &CommonState,
+    certificate: &WorkloadCertificate,
+    peer: PeerRole,
+) -> Standing {
+    let Some(revocation) = certificate.revocation() else {
+        return Standing::unconditional();
+    };
+    // The handshake proved that a path holds and told nobody which.
+    let path = connection
+        .peer_certificates()
+        .and_then(Presented::of)
+        .and_then(|presented| {
+            let verifier = ChainVerifier::of(certificate);
+            path::find(presented, &verifier.trust(peer, None), UnixTime::now()).ok()
+        });
+    revocation.admit(peer, path)
+}
+
 /// The refusal inside a failed handshake's error, if it was about the identity.
 pub fn peer_refusal<'e>(error: &'e (dyn std::error::Error + 'static)) -> Option<&'e PeerRefused> {
+    match invalid_certificate(error)? {
+        rustls::CertificateError::Other(OtherError(inner)) => inner.downcast_ref::<PeerRefused>(),
+        _ => None,
+    }
+}
+
+/// Whether a handshake failed because the peer's certificate, or one above it, was revoked.
+pub fn is_revoked(error: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(
+        invalid_certificate(error),
+        Some(rustls::CertificateError::Revoked)
+    )
+}
+
+/// What was wrong with the peer's certificate, if that is what failed a handshake on our side.
+fn invalid_certificate<'e>(
+    error: &'e (dyn std::error::Error + 'static),
+) -> Option<&'e rustls::CertificateError> {
     let mut next = Some(error);
     while let Some(error) = next {
-        if let Some(Error::InvalidCertificate(rustls::CertificateError::Other(OtherError(inner)))) =
-            error.downcast_ref::<Error>()
-        {
-            return inner.downcast_ref::<PeerRefused>();
+        if let Some(Error::InvalidCertificate(reason)) = error.downcast_ref::<Error>() {
+            return Some(reason);
         }
         // An io::Error shows its content only through `get_ref`.
         next = match error.downcast_ref::<std::io::Error>() {
@@ -221,14 +252,73 @@ pub fn peer_refusal<'e>(error: &'e (dyn std::error::Error + 'static)) -> Option<
     None
 }
 
-/// Checks clients: our roots, then our trust domain.
+/// Checks chains: our roots, and what has been revoked at that moment.
+#[derive(Debug)]
+struct ChainVerifier {
+    roots: Arc<RootCertStore>,
+    provider: Arc<CryptoProvider>,
+    revocation: Option<Revocation>,
+}
+
+impl ChainVerifier {
+    fn of(certificate: &WorkloadCertificate) -> Self {
+        Self {
+            roots: Arc::clone(certificate.roots()),
+            provider: provider(),
+            revocation: certificate.revocation().cloned(),
+        }
+    }
+
+    fn trust<'a>(&'a self, role: PeerRole, revoked: Option<&'a RevocationList>) -> Trust<'a> {
+        Trust {
+            roots: &self.roots,
+            role,
+            algorithms: self.provider.signature_verification_algorithms.all,
+            revoked,
+        }
+    }
+
+    fn verify(&self, role: PeerRole, presented: Presented<'_>, now: UnixTime) -> Result<(), Error> {
+        let Some(revocation) = &self.revocation else {
+            return path::verify(presented, &self.trust(role, None), now);
+        };
+        let list = revocation.list();
+        let verified = path::verify(presented, &self.trust(role, Some(&list)), now);
+        if matches!(
+            verified,
+            Err(Error::InvalidCertificate(rustls::CertificateError::Revoked))
+        ) {
+            revocation.rejected(role);
+        }
+        verified
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
+    }
+}
+
+/// Checks clients: their chain, then our trust domain.
 #[derive(Debug)]
 struct ClientVerifier {
-    chain: Arc<dyn ClientCertVerifier>,
+    chain: ChainVerifier,
     own: SpiffeId,
 }
 
 impl ClientCertVerifier for ClientVerifier {
+    /// Names of roots only make the handshake longer: clients have one certificate.
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
         &[]
     }
@@ -239,9 +329,11 @@ impl ClientCertVerifier for ClientVerifier {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        let verified = self
-            .chain
-            .verify_client_cert(end_entity, intermediates, now)?;
+        let presented = Presented {
+            leaf: end_entity,
+            intermediates,
+        };
+        self.chain.verify(PeerRole::Client, presented, now)?;
         let domain = self.own.trust_domain();
         let found = identity_of(end_entity).ok_or_else(|| {
             refused(PeerRefused::NoIdentity {
@@ -254,7 +346,7 @@ impl ClientCertVerifier for ClientVerifier {
                 found,
             }));
         }
-        Ok(verified)
+        Ok(ClientCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -280,12 +372,11 @@ impl ClientCertVerifier for ClientVerifier {
     }
 }
 
-/// Checks servers: our roots, then one of the expected identities.
+/// Checks servers: their chain, then one of the expected identities.
 #[derive(Debug)]
 struct ServerVerifier {
-    roots: Arc<RootCertStore>,
+    chain: ChainVerifier,
     expected: Box<[SpiffeId]>,
-    provider: Arc<CryptoProvider>,
 }
 
 impl ServerVerifier {
@@ -304,13 +395,11 @@ impl ServerCertVerifier for ServerVerifier {
         _ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        verify_server_cert_signed_by_trust_anchor(
-            &ParsedCertificate::try_from(end_entity)?,
-            &self.roots,
+        let presented = Presented {
+            leaf: end_entity,
             intermediates,
-            now,
-            self.provider.signature_verification_algorithms.all,
-        )?;
+        };
+        self.chain.verify(PeerRole::Server, presented, now)?;
         let found = identity_of(end_entity).ok_or_else(|| {
             refused(PeerRefused::NoIdentity {
                 expected: self.expectation(),
@@ -340,18 +429,11 @@ impl ServerCertVerifier for ServerVerifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        rustls::crypto::verify_tls13_signature(
-            message,
-            cert,
-            dss,
-            &self.provider.signature_verification_algorithms,
-        )
+        self.chain.verify_tls13_signature(message, cert, dss)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider
-            .signature_verification_algorithms
-            .supported_schemes()
+        self.chain.supported_verify_schemes()
     }
 }
 

@@ -4,6 +4,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -96,6 +97,7 @@ impl IstioCertificateService for Service {
 struct ControlPlaneServer {
     service: Service,
     address: SocketAddr,
+    connections: Arc<AtomicUsize>,
 }
 
 impl ControlPlaneServer {
@@ -107,13 +109,23 @@ impl ControlPlaneServer {
         let tls = service.authority.serving_config(dns_name);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let incoming = terminate_tls(listener, tls);
+        let connections = Arc::<AtomicUsize>::default();
+        let incoming = terminate_tls(listener, tls, Arc::clone(&connections));
         tokio::spawn(
             Server::builder()
                 .add_service(IstioCertificateServiceServer::new(service.clone()))
                 .serve_with_incoming(incoming),
         );
-        Self { service, address }
+        Self {
+            service,
+            address,
+            connections,
+        }
+    }
+
+    /// How many were accepted.
+    fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
     }
 
     fn config(&self, root: RootSource, token: TokenSource) -> ControlPlaneConfig {
@@ -140,6 +152,7 @@ impl ControlPlaneServer {
 fn terminate_tls(
     listener: TcpListener,
     config: Arc<ServerConfig>,
+    connections: Arc<AtomicUsize>,
 ) -> ReceiverStream<std::io::Result<DuplexStream>> {
     let (accepted, incoming) = tokio::sync::mpsc::channel(8);
     tokio::spawn(async move {
@@ -147,10 +160,12 @@ fn terminate_tls(
             let (tcp, _) = listener.accept().await.unwrap();
             let acceptor = TlsAcceptor::from(Arc::clone(&config));
             let accepted = accepted.clone();
+            let connections = Arc::clone(&connections);
             tokio::spawn(async move {
                 let Ok(mut tls) = acceptor.accept(tcp).await else {
                     return;
                 };
+                connections.fetch_add(1, Ordering::SeqCst);
                 let (mut inside, outside) = duplex(64 << 10);
                 let _ = accepted.send(Ok(outside)).await;
                 let _ = copy_bidirectional(&mut tls, &mut inside).await;
@@ -267,6 +282,27 @@ async fn the_root_file_is_read_at_each_connection() {
 
     write(&file, server.service.authority.root_pem());
     ca.sign(request()).await.unwrap();
+
+    // A server that the roots no longer vouch for is asked no more, except while they vouch for nobody who answers.
+    let successor = ControlPlaneServer::start("localhost").await;
+    write(&file, successor.service.authority.root_pem());
+    ca.sign(request()).await.unwrap();
+    assert_eq!(
+        server.seen().len(),
+        2,
+        "the channel by the old roots still works"
+    );
+    let both = [
+        successor.service.authority.root_pem(),
+        server.service.authority.root_pem(),
+    ]
+    .concat();
+    write(&file, &both);
+    let accepted = server.connections();
+    ca.sign(request()).await.unwrap();
+    assert_eq!(server.connections(), accepted + 1, "by the new roots, anew");
+    ca.sign(request()).await.unwrap();
+    assert_eq!(server.connections(), accepted + 1, "and kept");
 }
 
 #[tokio::test]

@@ -174,6 +174,41 @@ async fn renewals_of_one_moment_are_spread() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_change_of_roots_renews_all_that_is_held_and_breaks_nothing_meanwhile() {
+    const SPREAD: Duration = Duration::from_secs(20);
+    let (certificates, ca, _) = set_up(Mood::Signs);
+    let first = certificates.certificate(&id("web")).await.unwrap();
+    for number in 0..40 {
+        let id = id(&format!("sa-{number}"));
+        certificates.certificate(&id).await.unwrap();
+    }
+    certificates.renew_all(SPREAD);
+    let held = certificates.certificate(&id("web")).await.unwrap();
+    assert!(Arc::ptr_eq(&held, &first));
+    sleep(SPREAD / 2).await;
+    let halfway = ca.calls() - 41;
+    assert!(
+        (1..41).contains(&halfway),
+        "{halfway} of 41 after half of the time"
+    );
+    sleep(SPREAD / 2 + Duration::from_secs(1)).await;
+    assert_eq!(ca.calls(), 82);
+    let renewed = certificates.certificate(&id("web")).await.unwrap();
+    assert!(!Arc::ptr_eq(&renewed, &first));
+    // One alone, at once, even while it is being fetched for another reason.
+    certificates.renew(&id("web"));
+    certificates.renew(&id("nobody"));
+    sleep(Duration::from_millis(10)).await;
+    assert_eq!(ca.calls(), 83);
+    // A renewal that fails is tried again, and what is held stays in use.
+    ca.set(Mood::Refuses);
+    certificates.renew(&id("web"));
+    sleep(Duration::from_secs(5)).await;
+    assert!(ca.calls() > 84);
+    assert!(certificates.certificate(&id("web")).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_last_good_certificate_is_kept_until_it_expires() {
     let (certificates, ca, clock) = set_up(Mood::Signs);
     let first = certificates.certificate(&id("web")).await.unwrap();

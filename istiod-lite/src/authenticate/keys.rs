@@ -5,12 +5,12 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, PublicKeyUse};
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
+use ops::file::FileState;
 use parking_lot::Mutex;
 use serde::Deserialize;
 
@@ -57,14 +57,6 @@ struct Loaded {
     keys: Arc<Vec<TokenKey>>,
     /// Of the file that was looked at last, even if it was no good.
     state: FileState,
-}
-
-/// Tells one version of a file from another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct FileState {
-    inode: u64,
-    length: u64,
-    modified: (i64, i64),
 }
 
 /// One key that we can verify with.
@@ -115,17 +107,6 @@ impl TokenKeys {
             }
         }
         Arc::clone(&current.keys)
-    }
-}
-
-impl FileState {
-    fn of(path: &Path) -> io::Result<Self> {
-        let metadata = fs::metadata(path)?;
-        Ok(Self {
-            inode: metadata.ino(),
-            length: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-        })
     }
 }
 

@@ -177,10 +177,13 @@ fn certificate_dump(status: &CertificateStatus) -> CertificateDump {
             certificate,
             renewal_failure,
         } => {
-            let state = match renewal_failure {
-                None => "Available".to_owned(),
-                Some(error) => format!("Available, renewal failed: {error}"),
-            };
+            let mut state = "Available".to_owned();
+            if let Some(error) = renewal_failure {
+                state.push_str(&format!(", renewal failed: {error}"));
+            }
+            if let Some(revoked) = certificate.revoked() {
+                state.push_str(&format!(", but {revoked}"));
+            }
             (state, certificate.chain(), certificate.root_chain())
         }
         CertificateState::Unavailable(error) => {

@@ -41,10 +41,6 @@ pub(super) fn refuse_what_is_not_there(reader: &mut Reader<'_>) {
         "only `shared` is supported; leave it unset",
     );
     reader.refuse_when_set(
-        "CRL_PATH",
-        "certificate revocation lists are not supported yet; leave it unset",
-    );
-    reader.refuse_when_set(
         "COMPLIANCE_POLICY",
         "restricted key exchange is not supported yet; leave it unset",
     );
@@ -209,6 +205,11 @@ fn root(reader: &mut Reader<'_>, name: &str) -> Root {
     }
     // The file may appear later than this process, as mounted files do; it is read at each connection.
     Root::File(given.into())
+}
+
+pub(super) fn crl(reader: &mut Reader<'_>) -> Option<std::path::PathBuf> {
+    let path = reader.text("CRL_PATH").filter(|path| !path.is_empty())?;
+    Some(path.into())
 }
 
 pub(super) fn token(reader: &mut Reader<'_>) -> Token {

@@ -112,7 +112,6 @@ fn what_this_build_does_not_do_is_refused_by_name() {
         ("ENABLE_PROXY", "false"),
         ("PROXY_MODE", "dedicated"),
         ("PROXY_MODE", "both"),
-        ("CRL_PATH", "/crl.pem"),
         ("COMPLIANCE_POLICY", "pqc"),
     ];
     for (name, value) in cases {

@@ -85,6 +85,11 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable("SECRET_TTL", "24h", "requested lifetime of certificates"),
     variable(
+        "CRL_PATH",
+        "",
+        "file of certificate revocation lists, PEM or DER; followed",
+    ),
+    variable(
         "LOCAL_XDS_PATH",
         "",
         "file with workloads, services and policies",
@@ -233,7 +238,6 @@ pub const REFUSED: &[Variable] = &[
     variable("FAKE_CA", "false", "only false"),
     variable("UNSTABLE_ENABLE_SOCKS5", "false", "only false"),
     variable("TLS12_ENABLED", "false", "only false"),
-    variable("CRL_PATH", "", "must be unset"),
     variable("COMPLIANCE_POLICY", "", "must be unset"),
 ];
 

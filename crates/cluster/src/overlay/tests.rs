@@ -163,6 +163,7 @@ fn places_of_statements_are_read_as_they_are_written() {
     }
     for path in [
         ".status/Pod/default/kubelet.json",
+        "status/Pod/default/web/kubelet.json",
         ".status/Thing/default/web/kubelet.json",
         ".status/Node/default/a/kubelet.json",
         ".status/Pod/_/a/kubelet.json",

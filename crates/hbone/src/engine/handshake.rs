@@ -4,7 +4,7 @@
 use std::io::{self, Read as _};
 use std::sync::Arc;
 
-use identity::tls;
+use identity::{PeerRole, Standing, WorkloadCertificate, tls};
 use spiffe::SpiffeId;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio_rustls::rustls::{
@@ -21,13 +21,18 @@ const READ: usize = 8 * 1024;
 pub(crate) struct Secured<T> {
     pub(crate) io: T,
     pub(crate) peer: SpiffeId,
+    pub(super) standing: Standing,
     pub(super) secrets: Secrets,
     /// What was read beyond the handshake.
     pub(super) rest: Vec<u8>,
 }
 
-/// The opening end.
-pub(crate) async fn connect<T>(io: T, config: &ClientConfig) -> io::Result<Secured<T>>
+/// The opening end, on behalf of the workload whose certificate the configuration shows.
+pub(crate) async fn connect<T>(
+    io: T,
+    config: &ClientConfig,
+    own: &WorkloadCertificate,
+) -> io::Result<Secured<T>>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
@@ -36,11 +41,16 @@ where
     config.key_log = Arc::clone(&catcher) as _;
     let connection =
         ClientConnection::new(Arc::new(config), tls::server_name()).map_err(invalid)?;
-    run(io, connection.into(), &catcher).await
+    let admit = |connection: &Connection| tls::standing(connection, own, PeerRole::Server);
+    run(io, connection.into(), &catcher, admit).await
 }
 
-/// The accepting end.
-pub(crate) async fn accept<T>(io: T, config: &ServerConfig) -> io::Result<Secured<T>>
+/// The accepting end, for the workload whose certificate the configuration shows.
+pub(crate) async fn accept<T>(
+    io: T,
+    config: &ServerConfig,
+    own: &WorkloadCertificate,
+) -> io::Result<Secured<T>>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
@@ -48,10 +58,16 @@ where
     let mut config = config.clone();
     config.key_log = Arc::clone(&catcher) as _;
     let connection = ServerConnection::new(Arc::new(config)).map_err(invalid)?;
-    run(io, connection.into(), &catcher).await
+    let admit = |connection: &Connection| tls::standing(connection, own, PeerRole::Client);
+    run(io, connection.into(), &catcher, admit).await
 }
 
-async fn run<T>(mut io: T, mut connection: Connection, catcher: &Catcher) -> io::Result<Secured<T>>
+async fn run<T>(
+    mut io: T,
+    mut connection: Connection,
+    catcher: &Catcher,
+    admit: impl FnOnce(&Connection) -> Standing,
+) -> io::Result<Secured<T>>
 where
     T: AsyncRead + AsyncWrite + Unpin,
 {
@@ -99,6 +115,7 @@ where
     Ok(Secured {
         io,
         peer,
+        standing: admit(&connection),
         secrets,
         rest: input,
     })

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::Request;
+use identity::Standing;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
@@ -39,7 +40,7 @@ const TURN: usize = 1024 * 1024;
 /// How long the peer may take to hear our last words, where they matter.
 const FAREWELL: Duration = Duration::from_secs(30);
 
-/// The same for a peer that broke the protocol.
+/// The same for a peer that broke the protocol, or is no longer believed.
 const REPROACH: Duration = Duration::from_secs(1);
 
 /// How a tunnel that has ended in order leaves what carries it.
@@ -59,6 +60,7 @@ pub(crate) struct Driver<T> {
     events: Vec<Event>,
     requests: VecDeque<(Slot, Box<Request<()>>)>,
     keepalive: Keepalive,
+    standing: Standing,
     farewell: Farewell,
     ending: Ending,
 }
@@ -90,7 +92,11 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         config: &Config,
     ) -> (Self, Link) {
         let Secured {
-            io, secrets, rest, ..
+            io,
+            standing,
+            secrets,
+            rest,
+            ..
         } = secured;
         let Secrets { client, server } = secrets;
         let (seal, open) = match role {
@@ -109,6 +115,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             events: Vec::new(),
             requests: VecDeque::new(),
             keepalive: Keepalive::new(config),
+            standing,
             farewell,
             ending: Ending::No,
         };
@@ -141,6 +148,9 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
                 TunnelFault::Aborted,
                 "the pool was aborted",
             )));
+        }
+        if let Poll::Ready(reason) = self.standing.poll_withdrawn(cx) {
+            return Err(Some(TunnelError::new(TunnelFault::Withdrawn, reason)));
         }
         if let Poll::Ready(error) = self.keepalive.poll(core, cx) {
             return Err(Some(error));
@@ -318,18 +328,17 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
 
     /// Says the last words. Streams that still live learn that their tunnel is gone.
     fn end(&mut self, core: &mut Core, error: Option<TunnelError>) {
-        if error.is_none() {
+        let fault = error.as_ref().map(TunnelError::fault);
+        if matches!(fault, None | Some(TunnelFault::Withdrawn)) {
             core.session.go_away(0, &mut core.out);
         }
         core.out.alert(1, 0);
         core.retired = true;
         core.fail(error.clone().unwrap_or_else(TunnelError::closed));
-        let protocol = error
-            .as_ref()
-            .is_some_and(|error| error.fault() == TunnelFault::Protocol);
-        let patience = match &error {
+        let protocol = fault == Some(TunnelFault::Protocol);
+        let patience = match fault {
             None => FAREWELL,
-            Some(_) if protocol => REPROACH,
+            Some(TunnelFault::Protocol | TunnelFault::Withdrawn) => REPROACH,
             Some(_) => Duration::ZERO,
         };
         self.ending = Ending::Parting {

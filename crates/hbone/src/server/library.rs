@@ -7,18 +7,20 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::{Connection, SendResponse};
 use http::{Request, StatusCode};
-use identity::{BoxFuture, tls};
+use identity::{BoxFuture, PeerRole, Standing, WorkloadCertificate, tls};
 use parking_lot::Mutex;
 use spiffe::SpiffeId;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::server::TlsStream;
@@ -27,21 +29,24 @@ use super::{Answer, Handler, Incoming, Peer, Server, draining, report};
 use crate::client::TLS_BUFFER;
 use crate::config::{self, Config};
 use crate::error::{ServeError, TunnelError, TunnelFault};
+use crate::fate::Fate;
 use crate::io::TunnelIo;
 use crate::keepalive::Keepalive;
 use crate::stream::{Receive, Supply};
 use crate::wire::{self, ConnectRequest};
 
+/// How long a client may take to hear why its tunnel ends.
+const LAST_WORD: Duration = Duration::from_secs(1);
+
 impl Server {
     pub(super) async fn serve_library<H: Handler>(
         &self,
-        tcp: TcpStream,
-        config: Arc<ServerConfig>,
-        address: Option<SocketAddr>,
+        accepted: Accepted,
         handler: Arc<H>,
         drain: watch::Receiver<bool>,
     ) -> Result<(), ServeError> {
-        let handshake = Box::pin(self.handshake(tcp, TlsAcceptor::from(config)));
+        let address = accepted.address;
+        let handshake = Box::pin(self.handshake(accepted));
         let (identity, opened) = self.in_time(handshake).await?;
         handler.established(&identity);
         let peer = Peer { identity, address };
@@ -50,21 +55,27 @@ impl Server {
 
     async fn handshake(
         &self,
-        tcp: TcpStream,
-        tls: TlsAcceptor,
+        accepted: Accepted,
     ) -> Result<(SpiffeId, Opened<TlsStream<TcpStream>>), ServeError> {
-        let mut secured = tls.accept(tcp).await.map_err(ServeError::Handshake)?;
+        let tls = TlsAcceptor::from(accepted.config);
+        let secured = tls.accept(accepted.tcp).await;
+        let mut secured = secured.map_err(ServeError::Handshake)?;
         let (_, session) = secured.get_mut();
         session.set_buffer_limit(Some(TLS_BUFFER));
         let peer = tls::authenticated_peer(session).map_err(|error| match error {
             tls::TlsError::NoPeerIdentity => ServeError::PeerIdentity,
             error => ServeError::Handshake(io::Error::other(error)),
         })?;
-        Ok((peer, self.open(secured).await?))
+        let standing = tls::standing(session, &accepted.certificate, PeerRole::Client);
+        Ok((peer, self.open(secured, standing).await?))
     }
 
     /// HTTP/2 over any byte stream.
-    pub(crate) async fn open<T>(&self, secured: T) -> Result<Opened<T>, ServeError>
+    pub(crate) async fn open<T>(
+        &self,
+        secured: T,
+        standing: Standing,
+    ) -> Result<Opened<T>, ServeError>
     where
         T: AsyncRead + AsyncWrite + Unpin,
     {
@@ -73,7 +84,11 @@ impl Server {
             .handshake(io.clone())
             .await
             .map_err(|error| ServeError::Handshake(TunnelError::from(error).into_io()))?;
-        Ok(Opened { connection, io })
+        Ok(Opened {
+            connection,
+            io,
+            standing,
+        })
     }
 
     /// The life of an open connection.
@@ -88,7 +103,11 @@ impl Server {
         T: AsyncRead + AsyncWrite + Unpin,
         H: Handler,
     {
-        let Opened { mut connection, io } = opened;
+        let Opened {
+            mut connection,
+            io,
+            standing,
+        } = opened;
         let keepalive = Keepalive::new(connection.ping_pong(), io.pulse(), &self.config);
         io.gather();
         let mut tunnel = Tunnel {
@@ -96,8 +115,10 @@ impl Server {
             io,
             keepalive,
             drain: draining(drain),
+            standing,
             tasks: JoinSet::new(),
         };
+        let fate = Fate::default();
         let outcome = loop {
             match poll_fn(|cx| tunnel.poll_next(cx)).await {
                 Next::Stream(request, respond) => {
@@ -105,10 +126,18 @@ impl Server {
                         peer.clone(),
                         *request,
                         respond,
+                        fate.clone(),
                         Arc::clone(&handler),
                     ));
                 }
                 Next::Drain => tunnel.connection.graceful_shutdown(),
+                Next::Withdrawn(reason) => {
+                    fate.withdraw(Arc::clone(&reason));
+                    tunnel.connection.abrupt_shutdown(h2::Reason::NO_ERROR);
+                    // A peer that no longer listens is not waited for.
+                    let _ = timeout(LAST_WORD, poll_fn(|cx| tunnel.poll_closed(cx))).await;
+                    break Err(TunnelError::new(TunnelFault::Withdrawn, reason));
+                }
                 // Without streams it is the client's right to leave as it likes.
                 Next::Ended(Err(error))
                     if tunnel.tasks.is_empty() && error.fault() == TunnelFault::Connection =>
@@ -128,7 +157,7 @@ impl Server {
         while let Some(ended) = tasks.join_next().await {
             report(ended);
         }
-        outcome.map_err(ServeError::Tunnel)
+        outcome.map_err(ServeError::from)
     }
 }
 
@@ -136,6 +165,15 @@ impl Server {
 pub(crate) struct Opened<T> {
     connection: Connection<TunnelIo<T>, Bytes>,
     io: TunnelIo<T>,
+    standing: Standing,
+}
+
+/// A connection before its handshakes, and what the workload that it came for shows and knows.
+pub(super) struct Accepted {
+    pub(super) tcp: TcpStream,
+    pub(super) config: Arc<ServerConfig>,
+    pub(super) certificate: Arc<WorkloadCertificate>,
+    pub(super) address: Option<SocketAddr>,
 }
 
 fn builder(config: &Config) -> h2::server::Builder {
@@ -161,17 +199,22 @@ struct Tunnel<T> {
     keepalive: Keepalive,
     /// Replaced by a future that never resolves once it has been heard.
     drain: BoxFuture<'static, ()>,
+    standing: Standing,
     tasks: JoinSet<()>,
 }
 
 enum Next {
     Stream(Box<Request<RecvStream>>, SendResponse<Bytes>),
     Drain,
+    Withdrawn(Arc<str>),
     Ended(Result<(), TunnelError>),
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Tunnel<T> {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
+        if let Poll::Ready(reason) = self.standing.poll_withdrawn(cx) {
+            return Poll::Ready(Next::Withdrawn(reason));
+        }
         if let Poll::Ready(error) = self.keepalive.poll(cx) {
             return Poll::Ready(Next::Ended(Err(error)));
         }
@@ -198,6 +241,18 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Tunnel<T> {
             },
         }
     }
+
+    /// Until what the library has to say is said.
+    fn poll_closed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let closed = self.connection.poll_closed(cx);
+        let drained = self.io.poll_drain(cx);
+        match (closed, drained) {
+            (Poll::Pending, Poll::Pending | Poll::Ready(Ok(()))) | (_, Poll::Pending) => {
+                Poll::Pending
+            }
+            _ => Poll::Ready(()),
+        }
+    }
 }
 
 /// What has come for a stream that is not accepted yet. It is shared by the handler, which takes it when it accepts,
@@ -208,6 +263,7 @@ async fn serve_stream<H: Handler>(
     peer: Peer,
     request: Request<RecvStream>,
     respond: SendResponse<Bytes>,
+    fate: Fate,
     handler: Arc<H>,
 ) {
     let connect = ConnectRequest::from_http(&request);
@@ -231,6 +287,7 @@ async fn serve_stream<H: Handler>(
         answer: Answer::Library {
             responder,
             early: Arc::clone(&early),
+            fate,
         },
     };
     let mut handled = pin!(handler.connect(incoming));

@@ -70,7 +70,7 @@ pub(super) async fn serve<H: Handler>(
     while let Some(ended) = tasks.join_next().await {
         report(ended);
     }
-    outcome.map_err(ServeError::Tunnel)
+    outcome.map_err(ServeError::from)
 }
 
 async fn serve_stream<H: Handler>(

@@ -33,6 +33,7 @@ pub(super) struct Keeper {
     pub(super) identity: SpiffeId,
     pub(super) fetching: Arc<Fetching>,
     pub(super) waiting: Arc<Notify>,
+    pub(super) renewal: watch::Receiver<Duration>,
     pub(super) publish: watch::Sender<CertificateState>,
 }
 
@@ -44,10 +45,12 @@ struct Slot {
 
 impl Keeper {
     /// Keeps the identity's certificate fresh until it is aborted.
-    pub(super) async fn run(self) {
+    pub(super) async fn run(mut self) {
         let mut held: Option<Arc<WorkloadCertificate>> = None;
         let mut failures = 0;
         loop {
+            // What is fetched from here on is new enough for whoever asked before.
+            self.renewal.borrow_and_update();
             let slot = self.slot().await;
             let fetched = self.fetch().await;
             drop(slot);
@@ -134,8 +137,12 @@ impl Keeper {
                 identity: self.identity.clone(),
                 after,
             })??;
-        WorkloadCertificate::from_parts(Some(&self.identity), &chain, key.serialized_der())
-            .map(Arc::new)
+        let certificate =
+            WorkloadCertificate::from_parts(Some(&self.identity), &chain, key.serialized_der())?;
+        Ok(Arc::new(match &self.fetching.config.revocation {
+            Some(revocation) => certificate.checking(revocation.clone()),
+            None => certificate,
+        }))
     }
 
     /// A certificate that has run out already must not replace one that has not.
@@ -164,11 +171,18 @@ impl Keeper {
         });
     }
 
-    async fn sleep_until(&self, due: SystemTime) {
+    async fn sleep_until(&mut self, mut due: SystemTime) {
         while let Ok(left) = due.duration_since((self.fetching.clock)())
             && !left.is_zero()
         {
-            tokio::time::sleep(left.min(CLOCK_CHECK)).await;
+            tokio::select! {
+                () = tokio::time::sleep(left.min(CLOCK_CHECK)) => {}
+                Ok(()) = self.renewal.changed() => {
+                    let spread = *self.renewal.borrow_and_update();
+                    let pause = spread.mul_f64(rand::rng().random_range(0.0..=1.0));
+                    due = due.min((self.fetching.clock)() + pause);
+                }
+            }
         }
     }
 }

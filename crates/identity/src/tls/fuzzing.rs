@@ -3,14 +3,11 @@
 //!
 //! Built for the fuzz targets only.
 
-use std::sync::Arc;
-
 use rustls::client::danger::ServerCertVerifier;
 use rustls::pki_types::{CertificateDer, UnixTime};
-use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 
-use super::{ClientVerifier, ServerVerifier, peer_identity, provider, server_name};
+use super::{ChainVerifier, ClientVerifier, ServerVerifier, peer_identity, server_name};
 use crate::WorkloadCertificate;
 
 /// Both verifiers of one workload.
@@ -22,19 +19,14 @@ pub struct Verifiers {
 impl Verifiers {
     /// As the workload of this certificate would verify.
     pub fn of(certificate: &WorkloadCertificate) -> Self {
-        let roots = certificate.roots();
-        let chain = WebPkiClientVerifier::builder_with_provider(Arc::clone(roots), provider())
-            .build()
-            .expect("usable roots");
         Self {
             client: ClientVerifier {
-                chain,
+                chain: ChainVerifier::of(certificate),
                 own: certificate.identity().clone(),
             },
             server: ServerVerifier {
-                roots: Arc::clone(roots),
+                chain: ChainVerifier::of(certificate),
                 expected: [certificate.identity().clone()].into(),
-                provider: provider(),
             },
         }
     }
