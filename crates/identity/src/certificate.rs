@@ -253,17 +253,15 @@ impl WorkloadCertificate {
         &self.roots
     }
 
-    /// When to renew: at half of the validity, moved by up to a tenth of that
-    /// half. `jitter` is drawn from -1.0 to 1.0, so that the certificates of a
-    /// node that started at once are not all renewed at once.
-    pub fn refresh_at(&self, jitter: f64) -> SystemTime {
+    /// When to renew: at half of the validity that was left when it was `received`, moved by up to a tenth of that half.
+    /// What lies before does not count: authorities date certificates back for clocks that are behind, which is more
+    /// than a short life has. `jitter` is drawn from -1.0 to 1.0, so that the certificates of a node that started at
+    /// once are not all renewed at once.
+    pub fn refresh_at(&self, received: SystemTime, jitter: f64) -> SystemTime {
         const SPREAD: f64 = 0.1;
-        let half = self
-            .not_after
-            .duration_since(self.not_before)
-            .unwrap_or_default()
-            / 2;
-        self.not_before + half.mul_f64(1.0 + SPREAD * jitter.clamp(-1.0, 1.0))
+        let start = self.not_before.max(received);
+        let half = self.not_after.duration_since(start).unwrap_or_default() / 2;
+        start + half.mul_f64(1.0 + SPREAD * jitter.clamp(-1.0, 1.0))
     }
 
     /// Leaf and intermediates, for the admin dump.

@@ -209,12 +209,30 @@ fn refresh_is_due_around_half_of_the_validity() {
         not_after: start + Duration::from_secs(2000),
     };
     let certificate = authority.issue_valid(&web(), validity);
-    for (jitter, expected) in [(0.0, 1000), (1.0, 1100), (-1.0, 900), (7.0, 1100)] {
+    for (received, jitter, expected) in [
+        (0, 0.0, 1000),
+        (0, 1.0, 1100),
+        (0, -1.0, 900),
+        (0, 7.0, 1100),
+        // Dated back by more than half of its life.
+        (1900, 0.0, 1950),
+        // Received before its time, and after it.
+        (-500, 0.0, 1000),
+        (2100, 0.0, 2100),
+    ] {
+        let received = match u64::try_from(received) {
+            Ok(after) => start + Duration::from_secs(after),
+            Err(_) => start - Duration::from_secs(500),
+        };
         let after = certificate
-            .refresh_at(jitter)
+            .refresh_at(received, jitter)
             .duration_since(start)
             .unwrap();
-        assert_eq!(after.as_secs(), expected, "jitter {jitter}");
+        assert_eq!(
+            after.as_secs(),
+            expected,
+            "received {received:?}, jitter {jitter}"
+        );
     }
 }
 

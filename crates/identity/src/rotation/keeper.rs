@@ -59,7 +59,7 @@ impl Keeper {
             let jitter = rand::rng().random_range(-1.0..=1.0);
             let renew_at = match fetched.and_then(|fresh| self.usable(fresh, now)) {
                 Ok(fresh) => {
-                    let renew_at = fresh.refresh_at(jitter);
+                    let renew_at = fresh.refresh_at(now, jitter);
                     self.publish_available(&fresh, None);
                     held = Some(fresh);
                     if renew_at > now {
