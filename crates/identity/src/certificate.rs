@@ -199,7 +199,7 @@ impl WorkloadCertificate {
 
     /// Why peers that know what we do refuse this very certificate, if they do.
     pub fn revoked(&self) -> Option<Revoked> {
-        self.revoked_by(&*self.revocation.as_ref()?.list())
+        self.revoked_by(&self.revocation.as_ref()?.list())
     }
 
     /// Why peers that know of this list refuse this very certificate, if they do.

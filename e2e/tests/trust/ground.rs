@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use e2e::environment::Environment;
 use e2e::handle::{Lab, Start, eventually, proxy_of};
-use e2e::topology::Node;
+use e2e::topology::{Layout, Node};
 use serde_json::Value;
 
 /// The mesh's own manifests, in which proxies ask for short-lived certificates and follow a list.
@@ -59,6 +59,7 @@ fn start() -> Result<Lab> {
         bin_dir: e2e::binaries::build(&environment, &executable)?,
         executable,
         manifests: Some(manifests.path().to_owned()),
+        layout: Layout::OneCluster,
         keep: false,
     };
     Lab::start(&environment, &start, |_progress| {})
