@@ -500,3 +500,25 @@ async fn tcp_relay_is_stopped_with_a_reason() {
     expect_reset(&mut far).await;
     assert!(matches!(end_of(relay).await.end, End::Stopped { .. }));
 }
+
+/// Whoever accepts a connection has its socket reset when the process is killed; that must not outlive the connection.
+#[tokio::test]
+async fn what_the_kernel_still_holds_when_all_went_well_arrives() {
+    let mesh = Mesh::new().await;
+    let (listener, target) = listen().await;
+    let (stream, _) = soon(mesh.open(target)).await.unwrap();
+    let (mut application, captured) = tcp_pair().await;
+    captured.set_zero_linger().unwrap();
+    let (meter, stop) = (Arc::new(Meter::new()), Stop::new());
+    let relay = tokio::spawn(async move { stream.relay(captured, &meter, &stop).await });
+    let (mut server, _) = listener.accept().await.unwrap();
+    application.shutdown().await.unwrap();
+    let answer = noise(7, MIB / 2);
+    server.write_all(&answer).await.unwrap();
+    drop(server);
+    // All is over before the application reads its first byte.
+    assert!(matches!(end_of(relay).await.end, End::Finished));
+    let mut received = Vec::new();
+    soon(application.read_to_end(&mut received)).await.unwrap();
+    assert!(received == answer, "{} bytes", received.len());
+}

@@ -217,6 +217,9 @@ impl Relay {
     fn new(stream: OwnStream, socket: TcpStream, meter: &Arc<Meter>) -> Self {
         // What leaves has been gathered already; and an old socket without the option works just as well.
         let _ = socket.set_nodelay(true);
+        // Closing with a linger time of zero sends RST instead of FIN. Set from the beginning, because the kernel closes
+        // the sockets of a process that is killed, and a FIN would look like the end of all there was.
+        let _ = socket.set_zero_linger();
         let socket = Arc::new(socket);
         {
             let core = &mut *stream.link.lock();
@@ -238,6 +241,8 @@ impl Relay {
 
     fn in_order(&mut self) {
         self.in_order = true;
+        // Or what the kernel has not sent yet would be lost.
+        let _ = SockRef::from(&*self.socket).set_linger(None);
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
@@ -371,8 +376,6 @@ impl Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         if !self.in_order {
-            // Closing with a linger time of zero sends RST instead of FIN.
-            let _ = self.socket.set_zero_linger();
             self.stream.reset();
         }
     }
