@@ -14,6 +14,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::bench::Bench;
 use crate::dns::client::Resolve;
 use crate::environment::Environment;
 use crate::handle::{Access, Lab, Start};
@@ -128,6 +129,9 @@ enum Verb {
     Resolve(Resolve),
     /// Dial a pod's tunnel port with a certificate of the mesh and report the certificate it shows
     Peer(peers::Peer),
+    /// Measure, and say whether the bounds hold (programs of a release build: see e2e/bench/README.md)
+    #[command(subcommand)]
+    Bench(Bench),
     /// Ask the control plane for a certificate with somebody's token and report the answer
     Certificate(peers::Certificate),
 
@@ -284,6 +288,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Verb::Traffic(conversation) => {
             report(runtime()?.block_on(local(async { converse(&conversation).await })))
         }
+        Verb::Bench(bench) => match bench.run(&environment)? {
+            true => Ok(ExitCode::SUCCESS),
+            false => Ok(ExitCode::FAILURE),
+        },
         Verb::Peer(peer) => report_of(&runtime()?.block_on(peers::dial(&peer))?),
         Verb::Certificate(request) => report_of(&runtime()?.block_on(peers::request(&request))?),
         Verb::Resolve(question) => {

@@ -14,10 +14,12 @@
 //! - [`traffic`], [`dns`]: the servers and clients that run in pods, and whom they ask for names
 //! - [`gateway`]: lets in what other networks send; [`member`]: a program that holds its own certificate
 //! - [`sniff`], [`wire`]: what the wire carries
+//! - [`bench`]: measurements that can be repeated
 //! - [`access_log`], [`telemetry`]: what the proxies say they did
 //! - [`manifests`], [`topology`], [`state`], [`tokens`], [`network`], [`namespaces`], [`launch`], [`lifeline`]: what all that stands on
 
 pub mod access_log;
+pub mod bench;
 pub mod binaries;
 pub mod cli;
 pub mod dns;
