@@ -270,6 +270,7 @@ impl Agent {
     async fn take(&mut self, step: Step) {
         match step {
             Step::Capture { sandbox, options } => self.capture(&sandbox, options).await,
+            Step::LookForResolver { sandbox } => self.look_for_resolver(&sandbox).await,
             Step::Loosen {
                 sandbox,
                 options,
@@ -316,6 +317,8 @@ impl Agent {
         });
         let wanted: Wanted = pods.collect();
         metrics::gauge!("redirect_captured_pods").set(wanted.len() as f64);
+        let unanswered = self.parts.state.without_resolver();
+        metrics::gauge!("redirect_dns_unanswered_pods").set(unanswered as f64);
         self.parts.wanted.send_if_modified(|current| {
             let changed = current.as_deref() != Some(&wanted);
             if changed {

@@ -52,8 +52,8 @@ struct Arguments {
         value_delimiter = ','
     )]
     exclude_namespaces: Vec<String>,
-    /// Capture DNS unless a pod says otherwise
-    #[arg(long, env = "AMBIENT_DNS_CAPTURE", default_value_t = false, action = clap::ArgAction::Set)]
+    /// Capture DNS where ztunnel answers it, unless a pod says otherwise
+    #[arg(long, env = "AMBIENT_DNS_CAPTURE", default_value_t = true, action = clap::ArgAction::Set)]
     dns_capture: bool,
     /// Program IPv6 as well
     #[arg(long, env = "AMBIENT_IPV6", default_value_t = true, action = clap::ArgAction::Set)]
@@ -308,6 +308,13 @@ mod tests {
         ] {
             assert!(error.contains(part), "{part} is not in: {error}");
         }
+    }
+
+    #[test]
+    fn dns_is_captured_unless_it_is_switched_off() {
+        assert_eq!(config(&[]).unwrap().dns, Dns::Captured);
+        let off = config(&["--dns-capture", "false"]).unwrap();
+        assert_eq!(off.dns, Dns::Untouched);
     }
 
     #[test]

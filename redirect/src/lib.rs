@@ -14,6 +14,7 @@ pub mod conntrack;
 mod expression;
 pub mod nftables;
 pub mod program;
+pub mod resolver;
 pub mod routes;
 
 mod agent_client;

@@ -15,6 +15,7 @@ use tracing::{info, warn};
 use crate::conntrack;
 use crate::nftables::{self, Applied, Changed, Drift, Members, NftError};
 use crate::plan::{self, Families, POD_TABLES, PodPlan};
+use crate::resolver;
 use crate::routes::{self, RouteError};
 use crate::rules::{Family, Table};
 
@@ -92,6 +93,11 @@ pub fn remove(netns: &Netns) -> Result<(), ProgramError> {
         routes::remove(&[plan::routing(Family::V4), plan::routing(Family::V6)])?;
         Ok(())
     })
+}
+
+/// Whether somebody in a pod listens where captured DNS queries would be led.
+pub fn resolver_listens(netns: &Netns) -> Result<bool, ProgramError> {
+    visit(netns, || Ok(resolver::listens()?))
 }
 
 /// How a pod's tables differ from the plan, in words.

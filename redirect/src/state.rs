@@ -15,6 +15,7 @@
 
 mod pod;
 mod release;
+mod resolvers;
 mod step;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,6 +33,7 @@ use crate::zds_link::Intent;
 use crate::zds_server::Answers;
 pub use pod::{Life, Pod, REDIRECTION_ANNOTATION, Redirection};
 use release::{Leaving, Stage};
+use resolvers::{Consent, Resolvers};
 pub use step::{Continuity, Step, Wish};
 
 /// Options of the node.
@@ -70,6 +72,7 @@ pub struct State {
     /// Pods that the cluster still has, but whose sandbox the runtime has taken down.
     torn_down: BTreeSet<String>,
     answers: Answers,
+    resolvers: Resolvers,
 }
 
 #[derive(Debug)]
@@ -104,6 +107,7 @@ impl State {
             failures: BTreeMap::new(),
             torn_down: BTreeSet::new(),
             answers: Answers::new(),
+            resolvers: Resolvers::default(),
         }
     }
 
@@ -180,6 +184,7 @@ impl State {
         self.released.remove(uid);
         self.failures.remove(uid);
         self.fresh.remove(uid);
+        self.resolvers.forget(uid);
     }
 
     pub fn answers_arrived(&mut self, answers: Answers) {
@@ -205,6 +210,20 @@ impl State {
                 continuity,
             },
         );
+    }
+
+    /// Whether somebody listens for DNS in the pod, as it was just seen. Says what follows for the pod's queries if that
+    /// is news.
+    pub fn looked_for_resolver(
+        &mut self,
+        sandbox: &Sandbox,
+        listens: bool,
+        now: Instant,
+    ) -> Option<Dns> {
+        let netns = sandbox.netns_id();
+        let consent = self.consented(&sandbox.uid, netns);
+        self.resolvers
+            .found(&sandbox.uid, netns, consent, listens, now)
     }
 
     pub fn loosened(&mut self, sandbox: &Sandbox, options: PodOptions, reach: Reach) {
@@ -296,6 +315,29 @@ impl State {
         PodOptions::for_pod(&pod.annotations, self.options.families, self.options.dns)
     }
 
+    /// What is captured of a pod where all is as wished, but for DNS that nobody would answer.
+    pub fn options_in_force(&self, sandbox: &Sandbox, wished: PodOptions) -> PodOptions {
+        match wished.dns {
+            Dns::Untouched => wished,
+            Dns::Captured => PodOptions {
+                dns: self.resolvers.verdict(&sandbox.uid, sandbox.netns_id()),
+                ..wished
+            },
+        }
+    }
+
+    /// Pods whose DNS should be captured and is not, since nobody would answer it.
+    pub fn without_resolver(&self) -> usize {
+        let unanswered = |sandbox: &&Arc<Sandbox>| match self.wish(&sandbox.uid) {
+            Wish::Captured(wished) => {
+                self.rules.contains_key(&sandbox.uid)
+                    && self.options_in_force(sandbox, wished.clone()) != wished
+            }
+            _ => false,
+        };
+        self.sandboxes.values().filter(unanswered).count()
+    }
+
     /// The rules that hold in a pod now.
     pub fn plan(&self, uid: &str) -> Option<PodPlan> {
         let rules = self.rules.get(uid)?;
@@ -341,7 +383,10 @@ impl State {
             .leaving
             .values()
             .flat_map(|leaving| leaving.wakes_at(deadline));
-        retries.chain(releases).filter(|at| *at > asked).min()
+        let captures_dns = |uid: &str| matches!(self.wish(uid), Wish::Captured(options) if options.dns == Dns::Captured);
+        let looks = self.resolvers.wakes_at(captures_dns);
+        let all = retries.chain(releases).chain(looks);
+        all.filter(|at| *at > asked).min()
     }
 
     fn note_who_leaves(&mut self, now: Instant) {
@@ -393,6 +438,18 @@ impl State {
             || self.was_captured_before(sandbox)
     }
 
+    fn should_look_for_resolver(&self, sandbox: &Sandbox, now: Instant) -> bool {
+        let (uid, netns) = (&sandbox.uid, sandbox.netns_id());
+        let consent = self.consented(uid, netns);
+        self.resolvers.is_due(uid, netns, consent, now)
+    }
+
+    /// Which ztunnel serves the pod in this namespace, as far as one has said so.
+    fn consented(&self, uid: &str, netns: NetnsId) -> Consent {
+        let answer = self.answers.get(uid)?;
+        (answer.netns == netns && answer.error.is_empty()).then_some(answer.by)
+    }
+
     fn rule_step(&self, sandbox: &Arc<Sandbox>, now: Instant) -> Option<Step> {
         let rules = self.rules.get(&sandbox.uid);
         let holds = |options: &PodOptions, reach| {
@@ -400,8 +457,13 @@ impl State {
         };
         let sandbox = Arc::clone(sandbox);
         match self.wish(&sandbox.uid) {
+            Wish::Captured(_) if !self.may_capture(&sandbox) => None,
             Wish::Captured(options) => {
-                let due = !holds(&options, Reach::Everything) && self.may_capture(&sandbox);
+                if options.dns == Dns::Captured && self.should_look_for_resolver(&sandbox, now) {
+                    return Some(Step::LookForResolver { sandbox });
+                }
+                let options = self.options_in_force(&sandbox, options);
+                let due = !holds(&options, Reach::Everything);
                 due.then_some(Step::Capture { sandbox, options })
             }
             Wish::Ended => None,
@@ -416,6 +478,7 @@ impl State {
                     }
                 };
                 let options = self.options_of(self.pods.get(&sandbox.uid)?);
+                let options = self.options_in_force(&sandbox, options);
                 let due = !holds(&options, reach);
                 due.then_some(Step::Loosen {
                     sandbox,

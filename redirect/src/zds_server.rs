@@ -46,6 +46,8 @@ pub struct Answer {
     pub netns: NetnsId,
     /// Empty: it serves the pod.
     pub error: String,
+    /// Which connection's ztunnel said so.
+    pub by: u64,
     /// What each connected ztunnel says of the pod while it is let go.
     pub reports: BTreeMap<u64, Report>,
 }
@@ -60,10 +62,11 @@ pub struct Report {
 }
 
 impl Answer {
-    pub fn new(netns: NetnsId, error: String) -> Self {
+    pub fn new(netns: NetnsId, error: String, by: u64) -> Self {
         Self {
             netns,
             error,
+            by,
             reports: BTreeMap::new(),
         }
     }
@@ -271,7 +274,7 @@ fn tell(message: &Message, error: &str, shared: &Shared, id: u64) {
                 );
             }
             if shared.role(id) == Role::Newest {
-                let answer = Answer::new(netns.id(), error.to_owned());
+                let answer = Answer::new(netns.id(), error.to_owned(), id);
                 shared.answers.send_modify(|answers| {
                     answers.insert(uid.clone(), answer);
                 });

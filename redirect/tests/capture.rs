@@ -7,7 +7,7 @@
 
 mod support;
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
 use std::time::Duration;
 
 use capture::contract::{NAT_TABLE, PROBE_SOURCE_V4, PROBE_SOURCE_V6};
@@ -217,6 +217,35 @@ fn dns_is_captured_on_demand() {
         connect(&pair.pod, at(node_ip(family), 53)).unwrap();
         accept(&over_tcp);
     }
+}
+
+#[test]
+fn a_resolver_is_seen_by_its_sockets() {
+    let listens = |pair: &Pair| program::resolver_listens(&pair.pod).unwrap();
+    let inside = |pair: &Pair, address: &str| {
+        let address = address.to_owned();
+        pair.pod
+            .enter(|| UdpSocket::bind(address))
+            .unwrap()
+            .unwrap()
+    };
+    let pair = Pair::new();
+    assert!(!listens(&pair));
+    let udp = inside(&pair, "127.0.0.1:15053");
+    assert!(!listens(&pair), "over UDP alone");
+    let tcp = pair
+        .pod
+        .enter(|| TcpListener::bind("127.0.0.1:15053"))
+        .unwrap()
+        .unwrap();
+    assert!(listens(&pair));
+    // A process that is about to go takes nothing new.
+    udp.connect(udp.local_addr().unwrap()).unwrap();
+    assert!(!listens(&pair));
+    let _next = inside(&pair, "[::1]:15053");
+    assert!(listens(&pair));
+    drop(tcp);
+    assert!(!listens(&pair));
 }
 
 #[test]

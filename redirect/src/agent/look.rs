@@ -42,7 +42,12 @@ impl Agent {
             Some(Err(reason)) => return Err(format!("ztunnel refuses the pod: {reason}")),
             None => return Err("ztunnel has not acknowledged the pod".into()),
         }
-        let plan = pod_plan(&options);
+        let sandbox = self
+            .parts
+            .state
+            .sandbox(&pod.uid)
+            .ok_or("its sandbox is not known")?;
+        let plan = pod_plan(&self.parts.state.options_in_force(sandbox, options));
         let drift = blocking(move || program::inspect(&netns, &plan))
             .await
             .map_err(|cause| cause.to_string())?;

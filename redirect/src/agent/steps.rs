@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cluster::{Kind, ObjectKey, Partial};
-use tracing::{debug, error, info};
+use tracing::{debug, error, info, warn};
 
 use super::{Agent, blocking};
 use crate::memory::Sandbox;
-use crate::plan::{PodOptions, Reach, pod_plan, reduced_plan};
+use crate::plan::{Dns, PodOptions, Reach, pod_plan, reduced_plan};
 use crate::program::{self, Programmed};
 use crate::state::{Continuity, REDIRECTION_ANNOTATION, Redirection};
 
@@ -44,6 +44,39 @@ impl Agent {
                 self.parts.state.failed(uid, Instant::now());
                 self.refuse(uid, &format!("capturing the pod: {cause}"));
             }
+        }
+    }
+
+    pub(super) async fn look_for_resolver(&mut self, sandbox: &Sandbox) {
+        let Sandbox {
+            namespace,
+            name,
+            uid,
+            ..
+        } = sandbox;
+        let Some(netns) = self.netns.get(uid).cloned() else {
+            self.forget(sandbox);
+            return;
+        };
+        let listens = match blocking(move || program::resolver_listens(&netns)).await {
+            Ok(listens) => listens,
+            Err(cause) => {
+                // The pod's connections are captured all the same.
+                error!(namespace, name, uid, %cause, "a pod's listeners could not be looked at");
+                metrics::counter!("redirect_failures_total", "step" => "resolver").increment(1);
+                false
+            }
+        };
+        let state = &mut self.parts.state;
+        match state.looked_for_resolver(sandbox, listens, Instant::now()) {
+            Some(Dns::Captured) => debug!(namespace, name, uid, "DNS of the pod is answered"),
+            Some(Dns::Untouched) => warn!(
+                namespace,
+                name,
+                uid,
+                "DNS of the pod is left alone: ztunnel does not listen for it (is ISTIO_META_DNS_CAPTURE false there?)"
+            ),
+            None => {}
         }
     }
 

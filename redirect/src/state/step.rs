@@ -25,6 +25,10 @@ pub enum Step {
         sandbox: Arc<Sandbox>,
         options: PodOptions,
     },
+    /// See whether somebody answers DNS in the pod.
+    LookForResolver {
+        sandbox: Arc<Sandbox>,
+    },
     /// Capture less of what is new; leave what is open as it is.
     Loosen {
         sandbox: Arc<Sandbox>,

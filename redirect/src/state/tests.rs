@@ -63,13 +63,13 @@ fn state(sandboxes: &[Sandbox]) -> State {
 }
 
 fn answer(state: &mut State, uid: &str, ino: u64, error: &str) {
-    let answer = Answer::new(NetnsId { dev: 4, ino }, error.into());
+    let answer = Answer::new(NetnsId { dev: 4, ino }, error.into(), 1);
     state.answers_arrived([(uid.to_owned(), answer)].into());
 }
 
 /// ztunnel serves the pod of sandbox 1 and says how far it is with letting it go.
 fn report(state: &mut State, uid: &str, open: u64, plain: bool) {
-    let mut answer = Answer::new(NetnsId { dev: 4, ino: 1 }, String::new());
+    let mut answer = Answer::new(NetnsId { dev: 4, ino: 1 }, String::new(), 1);
     answer.reports.insert(1, Report { open, plain });
     state.answers_arrived([(uid.to_owned(), answer)].into());
 }
@@ -87,6 +87,10 @@ fn settle_at(state: &mut State, continuity: Continuity, now: Instant) -> Vec<Str
             Step::Capture { sandbox, options } => {
                 state.captured(&sandbox, options, continuity);
                 done.push(format!("capture {}", sandbox.uid));
+            }
+            Step::LookForResolver { sandbox } => {
+                state.looked_for_resolver(&sandbox, true, now);
+                done.push(format!("look for a resolver in {}", sandbox.uid));
             }
             Step::Loosen {
                 sandbox,
@@ -423,4 +427,65 @@ fn a_retry_that_was_due_and_not_needed_wakes_nobody() {
     state.failed("a", now);
     assert!(state.next_retry(now).is_some());
     assert_eq!(state.next_retry(now + Duration::from_secs(1)), None);
+}
+
+/// A captured pod whose DNS is to be captured, as soon as ztunnel of this number has consented.
+fn with_dns(by: u64) -> State {
+    let mut state = state(&[]);
+    state.options.dns = Dns::Captured;
+    state.pod_applied(pod("a"));
+    state.sandbox_arrived(sandbox("a", 1));
+    consent_of(&mut state, by);
+    state
+}
+
+fn consent_of(state: &mut State, by: u64) {
+    let answer = Answer::new(NetnsId { dev: 4, ino: 1 }, String::new(), by);
+    state.answers_arrived([("a".to_owned(), answer)].into());
+}
+
+/// Looks once, which must be due, and does what follows; tells the DNS of the rules.
+fn look(state: &mut State, listens: bool, now: Instant) -> Dns {
+    let Some(Step::LookForResolver { sandbox }) = state.next(now) else {
+        panic!("no look is due")
+    };
+    state.looked_for_resolver(&sandbox, listens, now);
+    settle_at(state, Continuity::Fresh, now);
+    state.rules["a"].options.dns
+}
+
+#[test]
+fn dns_is_captured_only_where_somebody_listens() {
+    let now = Instant::now();
+    let mut state = with_dns(1);
+    assert_eq!(look(&mut state, false, now), Dns::Untouched);
+    assert!(
+        state.is_captured("a"),
+        "its connections are captured all the same"
+    );
+    assert_eq!(state.without_resolver(), 1);
+    // Another ztunnel may do what this one doesn't.
+    consent_of(&mut state, 2);
+    assert_eq!(look(&mut state, true, now), Dns::Captured);
+    assert_eq!(state.without_resolver(), 0);
+    let later = state.next_retry(now).unwrap();
+    assert!(later > now);
+    // ztunnel is gone for a moment: rules that lead to nobody are better than wrong answers.
+    assert_eq!(look(&mut state, false, later), Dns::Captured);
+    let gone = later + Duration::from_secs(60);
+    assert_eq!(look(&mut state, false, gone), Dns::Untouched);
+    consent_of(&mut state, 3);
+    assert_eq!(look(&mut state, true, gone), Dns::Captured);
+}
+
+#[test]
+fn nobody_looks_where_dns_is_not_to_be_captured() {
+    let mut state = with_dns(1);
+    state.options.dns = Dns::Untouched;
+    assert_eq!(
+        settle(&mut state, Continuity::Fresh),
+        ["capture a", "annotate a enabled"]
+    );
+    assert_eq!(state.without_resolver(), 0);
+    assert_eq!(state.next_retry(Instant::now()), None);
 }
