@@ -27,7 +27,7 @@ use crate::state::{StateDir, process_start};
 use crate::topology::{Cluster, Layout, Node, Place};
 use crate::traffic::client::{Conversation, converse};
 use crate::traffic::server::{Service, serve};
-use crate::{binaries, gateway, lab, link, manifests, namespaces, peers, status, tour};
+use crate::{binaries, gateway, lab, link, manifests, namespaces, native, peers, status, tour};
 
 /// A real two-node ambient mesh on this machine: every node and pod is a network namespace, every program the one that
 /// a cluster runs.
@@ -150,6 +150,9 @@ enum Verb {
     /// Let in what other networks send to services of this one; to be run in a pod
     #[command(hide = true)]
     Gateway(gateway::Gateway),
+    /// Terminate and open tunnels without a proxy of the node; to be run in a pod
+    #[command(hide = true, subcommand)]
+    Native(native::Native),
 }
 
 #[derive(Debug, Args)]
@@ -312,6 +315,12 @@ fn run(cli: Cli) -> Result<ExitCode> {
             raise_file_limit();
             runtime()?
                 .block_on(local(gateway::serve(gateway)))
+                .map(|()| ExitCode::SUCCESS)
+        }
+        Verb::Native(native) => {
+            raise_file_limit();
+            runtime()?
+                .block_on(local(native::run(native)))
                 .map(|()| ExitCode::SUCCESS)
         }
         Verb::Launch(launch) => launch.exec().map(|()| ExitCode::FAILURE),

@@ -58,6 +58,11 @@ impl Environment {
         )
     }
 
+    /// Envoy's binary, for the tests that speak with it.
+    pub fn envoy(&self) -> Option<PathBuf> {
+        self.value("ENVOY").map(PathBuf::from)
+    }
+
     /// Where labs keep their state: `$XDG_RUNTIME_DIR/culvert`, else a folder of this user's in the system's temporary
     /// directory. Short, because unix sockets live below it.
     pub fn state_root(&self) -> Result<PathBuf> {

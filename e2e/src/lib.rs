@@ -12,7 +12,8 @@
 //! - [`lab`]: the lab's own process: daemons, kubelets, runtime
 //! - [`link`]: a worse wire between the nodes
 //! - [`traffic`], [`dns`]: the servers and clients that run in pods, and whom they ask for names
-//! - [`gateway`]: lets in what other networks send; [`member`]: a program that holds its own certificate
+//! - [`gateway`]: lets in what other networks send; [`native`]: a pod that tunnels itself; [`member`]: what both have in
+//!   common
 //! - [`sniff`], [`wire`]: what the wire carries
 //! - [`bench`]: measurements that can be repeated
 //! - [`access_log`], [`telemetry`]: what the proxies say they did
@@ -34,6 +35,7 @@ pub mod load;
 pub mod manifests;
 pub mod member;
 pub mod namespaces;
+pub mod native;
 pub mod network;
 pub mod peers;
 pub mod sniff;

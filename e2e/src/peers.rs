@@ -133,20 +133,7 @@ async fn sign(
     token: TokenSource,
     roots: &std::path::Path,
 ) -> Result<(Vec<String>, String)> {
-    let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)
-        .context("cannot make a key")?;
-    let mut parameters = rcgen::CertificateParams::default();
-    parameters.distinguished_name = rcgen::DistinguishedName::new();
-    let name = identity
-        .to_string()
-        .try_into()
-        .context("the identity as a name")?;
-    parameters.subject_alt_names = vec![rcgen::SanType::URI(name)];
-    let csr_pem = parameters
-        .serialize_request(&key)
-        .context("cannot make a request")?
-        .pem()
-        .context("the request as PEM")?;
+    let (csr_pem, key) = signing_request(identity)?;
     let control_plane = ControlPlane::new(ControlPlaneConfig {
         address: format!("https://{CONTROL_PLANE_NAME}:{CONTROL_PLANE_PORT}"),
         root: RootSource::File(roots.to_owned()),
@@ -164,7 +151,25 @@ async fn sign(
     let authority = IstioCa::new(control_plane);
     let signing = tokio::time::timeout(PATIENCE, authority.sign(request)).await;
     let chain = signing.context("the control plane did not answer")??;
-    Ok((chain, key.serialize_pem()))
+    Ok((chain, key))
+}
+
+/// A request for a certificate, and the key that it is for, as PEM.
+pub(crate) fn signing_request(identity: &SpiffeId) -> Result<(String, String)> {
+    let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)
+        .context("cannot make a key")?;
+    let mut parameters = rcgen::CertificateParams::default();
+    parameters.distinguished_name = rcgen::DistinguishedName::new();
+    let name = identity
+        .to_string()
+        .try_into()
+        .context("the identity as a name")?;
+    parameters.subject_alt_names = vec![rcgen::SanType::URI(name)];
+    let request = parameters
+        .serialize_request(&key)
+        .context("cannot make a request")?;
+    let request = request.pem().context("the request as PEM")?;
+    Ok((request, key.serialize_pem()))
 }
 
 async fn handshake(target: SocketAddr, config: Arc<ClientConfig>) -> Result<Answer> {

@@ -6,6 +6,7 @@ pub mod client;
 pub mod http;
 pub mod load;
 pub mod payload;
+pub mod proxied;
 pub mod server;
 
 use std::io;

@@ -10,6 +10,8 @@ use serde::Deserialize;
 
 const MODE_LABEL: &str = "istio.io/dataplane-mode";
 const SIDECAR_ANNOTATION: &str = "sidecar.istio.io/status";
+/// `http`: the pod terminates HBONE itself.
+const TUNNEL_LABEL: &str = "networking.istio.io/tunnel";
 
 pub type Labels = BTreeMap<String, String>;
 
@@ -43,6 +45,9 @@ pub enum Reason {
     HostNetwork,
     #[error("it has a sidecar")]
     Sidecar,
+    /// The control plane has others reach it by tunnel, whoever listens; there is one such port in a pod.
+    #[error("its label {TUNNEL_LABEL} says that it terminates tunnels itself")]
+    OwnTunnel,
     #[error("its namespace is excluded")]
     ExcludedNamespace,
     #[error("its label {MODE_LABEL} says none")]
@@ -125,6 +130,9 @@ pub fn enrolment(candidate: Candidate<'_>, settings: &Settings) -> Enrolment {
     }
     if candidate.annotations.contains_key(SIDECAR_ANNOTATION) {
         return outside(Reason::Sidecar);
+    }
+    if candidate.labels.get(TUNNEL_LABEL).map(String::as_str) == Some("http") {
+        return outside(Reason::OwnTunnel);
     }
     if settings
         .excluded_namespaces
@@ -246,6 +254,25 @@ mod tests {
                 Enrolment::Outside(reason)
             );
         }
+    }
+
+    #[test]
+    fn a_pod_that_terminates_tunnels_itself_is_not_in_the_mesh_whatever_else_it_says() {
+        let check = |tunnel: &str, expected| {
+            let ambient = labels(Some("ambient"));
+            let mut labels = ambient.clone();
+            labels.insert(TUNNEL_LABEL.into(), tunnel.into());
+            let candidate = Candidate {
+                namespace: "shop",
+                namespace_labels: &ambient,
+                labels: &labels,
+                annotations: &Labels::new(),
+                network: Network::Own,
+            };
+            assert_eq!(enrolment(candidate, &Settings::default()), expected);
+        };
+        check("http", Enrolment::Outside(Reason::OwnTunnel));
+        check("other", Enrolment::Enrolled);
     }
 
     #[test]

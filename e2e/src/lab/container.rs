@@ -72,11 +72,15 @@ impl Process {
                     "--forever".to_owned(),
                 ],
             ),
+            "culvert/native" => (
+                programs.executable.clone(),
+                vec!["native".to_owned(), "serve".to_owned()],
+            ),
             "culvert/gateway" => (programs.executable.clone(), vec!["gateway".to_owned()]),
             "culvert/ztunnel" => (programs.of_mesh("ztunnel")?, vec![]),
             "culvert/redirect" => (programs.of_mesh("redirect")?, vec![]),
             other => bail!(
-                "container {}: image `{other}`: the lab has culvert/app, culvert/load, culvert/gateway, culvert/ztunnel and culvert/redirect",
+                "container {}: image `{other}`: the lab has culvert/app, culvert/load, culvert/gateway, culvert/native, culvert/ztunnel and culvert/redirect",
                 container.name
             ),
         };

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::traffic::{http, payload::Receipt};
+use crate::traffic::{http, payload::Receipt, proxied};
 
 /// A manner of conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,17 +31,28 @@ pub enum Manner {
     Greet,
     /// Reads to the end, then answers with a receipt: the client's half is closed by then.
     Sink,
+    /// HTTP/1.1 after a PROXY protocol header: `/` says what that told.
+    Proxied,
     /// Speaks an id, closes its half at once and reads on; the receipt is had by HTTP.
     FinishFirst,
 }
 
 impl Manner {
-    pub const ALL: [(Self, &'static str, u16); 5] = [
+    pub const ALL: [(Self, &'static str, u16); 6] = [
         (Self::Http, "http", 8080),
         (Self::Echo, "echo", 9000),
         (Self::Greet, "greet", 9001),
         (Self::Sink, "sink", 9002),
         (Self::FinishFirst, "finish-first", 9003),
+        (Self::Proxied, "proxied", 15088),
+    ];
+    /// What a pod serves that is told nothing.
+    const USUAL: [Self; 5] = [
+        Self::Http,
+        Self::Echo,
+        Self::Greet,
+        Self::Sink,
+        Self::FinishFirst,
     ];
 }
 
@@ -87,8 +98,9 @@ const LAST_WORDS: Duration = Duration::from_millis(700);
 /// Serves until SIGTERM, then as a good application does: nobody who connected is turned away, nobody else is let in.
 pub async fn serve(name: String, services: Vec<Service>) -> Result<()> {
     let services = if services.is_empty() {
-        Manner::ALL
-            .iter()
+        let usual = Manner::ALL.iter();
+        usual
+            .filter(|(manner, _, _)| Manner::USUAL.contains(manner))
             .map(|(manner, _, port)| Service {
                 manner: *manner,
                 port: *port,
@@ -162,6 +174,7 @@ fn converse<'a>(
     Box::pin(async move {
         match manner {
             Manner::Http => page(stream, peer, shared).await,
+            Manner::Proxied => proxied::page(stream, peer, &shared.name).await,
             Manner::Echo => echo(stream).await,
             Manner::Greet => greet(stream, shared).await,
             Manner::Sink => sink(stream).await,
