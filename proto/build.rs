@@ -2,12 +2,13 @@
 //! Compiles the schemas with protox, so that building needs no protoc.
 
 /// Every schema, by owner.
-const SCHEMAS: [&str; 5] = [
+const SCHEMAS: [&str; 6] = [
     "istio/workload.proto",
     "istio/security.proto",
     "istio/zds.proto",
     "istio/ca.proto",
     "envoy/discovery.proto",
+    "mesh/handover.proto",
 ];
 
 /// Fields that share memory with the message they arrived in.

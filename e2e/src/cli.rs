@@ -108,6 +108,16 @@ enum Verb {
         #[arg(long)]
         stay_down: bool,
     },
+    /// Start a new process of a daemon, which takes over from the one that runs
+    #[command(
+        after_help = "Examples:\n  e2e upgrade ztunnel-a\n  e2e upgrade ztunnel-b --env RUST_LOG=debug\n  e2e exec node-a -- e2e traffic get 127.0.0.1:15000 /config_dump    (`predecessors`: what old processes still carry)"
+    )]
+    Upgrade {
+        name: String,
+        /// Another variable for the new process
+        #[arg(long, value_name = "NAME=VALUE")]
+        env: Vec<String>,
+    },
     /// Let what `e2e kill --stay-down` ended start again
     Start { name: String },
     /// Make the link between the nodes worse, for as long as the input is open; each line of it is new terms
@@ -263,6 +273,16 @@ fn run(cli: Cli) -> Result<ExitCode> {
                 true => access.hold_down(&victim)?,
                 false => access.kill(&victim)?,
             }
+            Ok(ExitCode::SUCCESS)
+        }
+        Verb::Upgrade { name: daemon, env } => {
+            let variables = env.iter().map(|pair| {
+                pair.split_once('=')
+                    .with_context(|| format!("--env {pair}: expected NAME=VALUE"))
+            });
+            let variables = variables.collect::<Result<Vec<_>>>()?;
+            let old = Access::to_running(&environment, &name)?.upgrade(&daemon, &variables)?;
+            println!("another process of {daemon} starts beside {}", old.pid);
             Ok(ExitCode::SUCCESS)
         }
         Verb::Start { name: held } => {

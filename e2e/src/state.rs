@@ -156,6 +156,12 @@ impl StateDir {
         self.root.join("down").join(name)
     }
 
+    /// Once this is there, the daemon or pod of that log name gets another process beside the one that runs; the lab
+    /// removes it when that has started. Holds more variables for it, one `NAME=VALUE` a line.
+    pub fn upgrade_order(&self, name: &str) -> PathBuf {
+        self.root.join("down").join(format!("upgrade.{name}"))
+    }
+
     /// Once this is there, the node loses its power and comes back; the lab removes it when the power is back.
     pub fn reboot_order(&self, node: Node) -> PathBuf {
         self.root
@@ -296,6 +302,9 @@ pub struct ContainerRecord {
     pub pid: Option<u32>,
     pub restarts: u32,
     pub ready: bool,
+    /// Processes that the present one has relieved and that have not ended.
+    #[serde(default)]
+    pub relieved: Vec<u32>,
 }
 
 /// Where a pod is in its life.

@@ -47,3 +47,7 @@ package! {
     /// `envoy.service.discovery.v3`: aggregated discovery.
     ads = "envoy.service.discovery.v3"
 }
+package! {
+    /// `culvert.handover`: a node proxy's listeners handed to the next one.
+    handover = "culvert.handover"
+}

@@ -3,7 +3,7 @@
 //! numbers: a wrong number or type in a schema fails here, not in a cluster.
 
 use bytes::Bytes;
-use proto::{ads, ca, security, workload, zds};
+use proto::{ads, ca, handover, security, workload, zds};
 
 /// `golden` is hex; spaces and the bars between fields are for the reader.
 #[track_caller]
@@ -387,6 +387,30 @@ fn zds_messages() {
         plain: true,
     };
     check(ack("", Some(release)), "0a 07 ca 3e 04 08 02 10 01");
+}
+
+#[test]
+fn handover_messages() {
+    use handover::request::Kind;
+    let request = |kind| handover::Request { kind: Some(kind) };
+    let netns = || Some(handover::Netns { dev: 4, ino: 9 });
+    let hello = handover::Hello {
+        version: 1,
+        pid: 7,
+        build: text("b"),
+        netns: netns(),
+    };
+    check(
+        request(Kind::Hello(hello)),
+        "0a 0d 08 01 10 07 1a 01 62 22 04 08 04 10 09",
+    );
+    let pod = handover::Pod {
+        uid: text("u"),
+        netns: netns(),
+    };
+    check(request(Kind::Pod(pod)), "12 09 0a 01 75 12 04 08 04 10 09");
+    check(request(Kind::Operators(handover::Operators {})), "1a 00");
+    check(request(Kind::Serving(handover::Serving {})), "22 00");
 }
 
 #[test]

@@ -23,6 +23,7 @@ use serde::Serialize;
 use crate::config::Local;
 use crate::dns::Resolver;
 use crate::endpoints::Endpoints;
+use crate::handover::Predecessors;
 use crate::mesh_state::MeshState;
 use crate::proxy::Proxies;
 use crate::record::Recorder;
@@ -52,6 +53,7 @@ pub struct Shown {
     pub local: Option<Local>,
     pub config: Arc<BTreeMap<String, String>>,
     pub istio_version: Arc<str>,
+    pub predecessors: Arc<Predecessors>,
     pub drain_deadline: Duration,
 }
 

@@ -9,7 +9,6 @@
 //!  node agent    ─► zds_client ─► pods ─► proxy ─ listeners ─► outbound, inbound, passthrough, dns ─► record
 //! ```
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,33 +22,34 @@ use ops::admin::Routes;
 use ops::health::Readiness;
 use ops::logging::Logs;
 use ops::metrics::Metrics;
-use ops::shutdown::DrainSignal;
-use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tracing::{info, warn};
 
 use crate::admin::{self, Shown};
-use crate::config::{Config, Endpoint, Following, Local, Ports, Root, Token};
+use crate::config::{Config, Endpoint, Following, Local, Root, Token};
 use crate::crl::Crl;
 use crate::dns::Resolver;
 use crate::dns::upstreams::Upstreams;
 use crate::endpoints::Endpoints;
+use crate::handover::Predecessors;
 use crate::hostnames::Hostnames;
 use crate::limits::Limits;
 use crate::mesh_state::MeshState;
 use crate::node::node;
 use crate::on_demand::OnDemand;
-use crate::proxy::{Proxies, Settings, Shared};
+use crate::operators::Tables;
+use crate::proxy::{Gate, Proxies, Settings, Shared};
 use crate::record::Recorder;
 use crate::roots;
+use crate::succession::{Carried, Succession};
 use crate::workers::Workers;
 use crate::xds_handlers::{Addresses, Authorizations, follow_identities};
-use crate::zds_client::ZdsClient;
+use crate::zds_client::{Signals, ZdsClient};
 
 /// How often idle metric series are looked for.
 const EXPIRY_PERIOD: Duration = Duration::from_secs(60);
 
-/// Runs until a signal or the admin port ends it.
+/// Runs until a signal or the admin port ends it, or until another process has taken over and nothing is left to carry.
 pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
     check_privileges(config.inpod.mark)?;
     let metrics = Metrics::default();
@@ -108,6 +108,7 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
         resolver: resolver.clone(),
         hostnames,
         on_demand,
+        gate: Gate::default(),
         settings: Settings {
             network: Arc::clone(&config.node.network),
             inpod: config.inpod.clone(),
@@ -121,6 +122,7 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
     shared.workers.observe(&metrics);
     let proxies = Arc::new(Proxies::new(shared, &metrics));
 
+    let predecessors = Arc::<Predecessors>::default();
     let shown = Shown {
         mesh: Arc::clone(&mesh),
         certificates: certificates.clone(),
@@ -132,16 +134,14 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
         config: Arc::new(config.effective.clone()),
         drain_deadline: config.drain_deadline,
         istio_version: config.node.istio_version.as_str().into(),
+        predecessors: Arc::clone(&predecessors),
     };
-    let debug_routes = admin::routes(shown, logs, shutdown.clone());
-    serve_operators(
-        &config.ports,
-        debug_routes,
-        &metrics,
-        &readiness,
-        &admin_drain,
-    )
-    .await?;
+    let tables = Tables {
+        debug: admin::routes(shown, logs, shutdown.clone()),
+        stats: Routes::new().metrics(metrics.clone()),
+        readiness: Routes::new().readiness(readiness.clone()),
+    };
+    let succession = Succession::begin(&config, tables, predecessors, &admin_drain).await?;
 
     let addresses = Addresses {
         mesh: Arc::clone(&mesh),
@@ -152,8 +152,12 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
     let agent = ZdsClient::new(
         config.inpod.socket.clone(),
         Arc::clone(&proxies),
+        succession.predecessor(),
         pods_ready,
-        draining.clone(),
+        Signals {
+            drain: draining.clone(),
+            relieved: succession.relieved(),
+        },
         &metrics,
     );
     tokio::spawn(async move {
@@ -170,12 +174,24 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
     });
     tokio::spawn(expire_series(metrics));
 
+    // Kept beyond a drain's beginning, when nobody can take over any more: operators look on until the end.
+    let _ports = succession.operators();
+    let carried = Carried {
+        mesh,
+        certificates,
+        proxies: Arc::clone(&proxies),
+    };
     tokio::select! {
         signal = ops::shutdown::terminated() => {
             info!(signal = signal.context("cannot listen for signals")?, "shutdown asked for by a signal");
             shutdown.start();
         }
         () = draining.requested() => info!("shutdown asked for by the admin port"),
+        outcome = succession.run(&readiness, carried) => {
+            outcome?;
+            info!("the last connection has ended or was cut, another process serves");
+            return Ok(());
+        }
     }
     // Named in the readiness answer, so that nobody wonders.
     let _not_ready = readiness.register("drain");
@@ -374,58 +390,4 @@ impl xds::Observer for XdsMetrics {
             .counter("istio_xds_message_bytes_total", &[("url", type_url)])
             .increment(bytes as u64);
     }
-}
-
-/// Debug on loopback only; metrics and readiness everywhere.
-async fn serve_operators(
-    ports: &Ports,
-    debug: Routes,
-    metrics: &Metrics,
-    readiness: &Readiness,
-    drain: &DrainSignal,
-) -> anyhow::Result<()> {
-    let everywhere = |port| {
-        [
-            SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)),
-            (Ipv4Addr::UNSPECIFIED, port).into(),
-        ]
-    };
-    let loopback = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let loopback6 = |port| SocketAddr::from((Ipv6Addr::LOCALHOST, port));
-
-    spawn_server(
-        bind(&[loopback(ports.admin)]).await?,
-        debug.clone(),
-        "admin",
-        drain,
-    );
-    // Where the loopback has no IPv6, IPv4 has to do.
-    if let Ok(listener) = TcpListener::bind(loopback6(ports.admin)).await {
-        spawn_server(listener, debug, "admin", drain);
-    }
-    let stats = Routes::new().metrics(metrics.clone());
-    spawn_server(bind(&everywhere(ports.stats)).await?, stats, "stats", drain);
-    let ready = Routes::new().readiness(readiness.clone());
-    spawn_server(
-        bind(&everywhere(ports.readiness)).await?,
-        ready,
-        "readiness",
-        drain,
-    );
-    Ok(())
-}
-
-async fn bind(candidates: &[SocketAddr]) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(candidates)
-        .await
-        .with_context(|| format!("cannot listen on {candidates:?}"))
-}
-
-fn spawn_server(listener: TcpListener, routes: Routes, name: &'static str, drain: &DrainSignal) {
-    let drain = drain.clone();
-    tokio::spawn(async move {
-        if let Err(error) = routes.serve(listener, name, drain).await {
-            warn!(server = name, %error, "server ended");
-        }
-    });
 }

@@ -56,6 +56,7 @@ pub struct Config {
     pub connections_per_pod: Option<usize>,
     pub half_open_tunnels_per_pod: u32,
     pub drain_deadline: Duration,
+    pub handover: Handover,
     pub workers: usize,
     pub log: Log,
     pub ports: Ports,
@@ -123,6 +124,15 @@ impl fmt::Debug for Token {
 pub enum Local {
     File(PathBuf),
     Inline(String),
+}
+
+/// How the process that starts takes over from the one that runs.
+#[derive(Debug, Clone)]
+pub struct Handover {
+    /// None: each process opens listeners of its own.
+    pub socket: Option<PathBuf>,
+    /// How long the relieved process may carry what is open.
+    pub deadline: Duration,
 }
 
 /// How pods are learned of and which sockets are opened inside them.
@@ -246,6 +256,7 @@ impl Config {
         let node = read::node(&mut reader, &proxy_config);
         let xds = read::xds(&mut reader, &proxy_config);
         let ca = read::ca(&mut reader);
+        let inpod = read::inpod(&mut reader);
         let dns = dns::dns(&mut reader, &node.metadata);
         let following = read::following(&mut reader, xds.as_ref(), dns.as_ref());
         let config = Self {
@@ -257,7 +268,8 @@ impl Config {
             secret_ttl: reader.duration("SECRET_TTL"),
             crl: read::crl(&mut reader),
             local,
-            inpod: read::inpod(&mut reader),
+            handover: read::handover(&mut reader, &inpod),
+            inpod,
             dns,
             resolv_conf: reader.text_with_default("RESOLV_CONF").into(),
             tcp: read::tcp(&mut reader),

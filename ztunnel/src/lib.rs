@@ -9,6 +9,10 @@ pub mod config;
 
 pub mod app;
 
+pub mod handover;
+pub mod operators;
+pub mod succession;
+
 pub mod zds_client;
 
 pub mod pods;

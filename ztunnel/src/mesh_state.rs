@@ -4,9 +4,10 @@
 //! In: batches of the control plane, or the local file. Out: consistent reads, and two signals: something changed, and
 //! something changed that may take a live connection's permission away. Holds no opinion on any of it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use mesh::{Changes, Store};
+use mesh::{AddressBatch, Changes, Store, Workload};
 use parking_lot::{RwLock, RwLockReadGuard};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -15,6 +16,8 @@ pub struct MeshState {
     store: RwLock<Store>,
     changed: watch::Sender<u64>,
     authorization: watch::Sender<u64>,
+    /// Only workloads of this node, and policies, are of use any more.
+    reduced: AtomicBool,
 }
 
 impl MeshState {
@@ -23,6 +26,7 @@ impl MeshState {
             store: RwLock::new(store),
             changed: watch::Sender::new(0),
             authorization: watch::Sender::new(0),
+            reduced: AtomicBool::new(false),
         }
     }
 
@@ -48,6 +52,23 @@ impl MeshState {
             self.authorization.send_modify(|count| *count += 1);
         }
         changes
+    }
+
+    /// Forgets what does not concern these workloads of this node, and takes no more of it in. Decisions on what is
+    /// open need no more than this.
+    pub fn reduce_to(&self, concerned: impl Fn(&Workload) -> bool) {
+        self.reduced.store(true, Ordering::Relaxed);
+        self.store.write().keep_only(concerned);
+    }
+
+    /// Leaves out of a batch what would not be kept.
+    pub fn sift(&self, batch: &mut AddressBatch) {
+        if self.reduced.load(Ordering::Relaxed) {
+            let store = self.store.read();
+            let known = |workload: &Workload| store.workload(&workload.uid).is_some();
+            batch.workloads.retain(known);
+            batch.services.clear();
+        }
     }
 
     /// Every change.

@@ -211,6 +211,11 @@ impl<N: Clone + PartialEq> Pods<N> {
         self.pending.insert(pod.uid.clone(), pod);
     }
 
+    /// Whether this very pod is served.
+    pub fn runs(&self, pod: &Pod<N>) -> bool {
+        self.running.get(&pod.uid) == Some(pod)
+    }
+
     pub fn pending(&self) -> impl Iterator<Item = &Pod<N>> {
         self.pending.values()
     }

@@ -10,6 +10,7 @@ mod proxies;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener as StdListener};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -24,6 +25,7 @@ use ops::shutdown::{DrainSignal, Shutdown};
 use parking_lot::Mutex;
 use spiffe::SpiffeId;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -37,6 +39,7 @@ use crate::connections::Connections;
 use crate::dns::{self, Resolver};
 use crate::endpoints::Endpoints;
 use crate::failure::Failure;
+use crate::handover::Sockets;
 use crate::hostnames::Hostnames;
 use crate::limits::{Gates, Limits};
 use crate::mesh_state::MeshState;
@@ -65,7 +68,24 @@ pub struct Shared {
     pub hostnames: Hostnames,
     /// None where this node follows the whole mesh.
     pub on_demand: Option<OnDemand>,
+    /// Closed while another process accepts in this one's place.
+    pub gate: Gate,
     pub settings: Settings,
+}
+
+/// Whether listeners accept. Those that are open stay so, and connections wait in their queues.
+pub struct Gate(watch::Sender<bool>);
+
+impl Default for Gate {
+    fn default() -> Self {
+        Self(watch::Sender::new(true))
+    }
+}
+
+impl Gate {
+    pub fn set_open(&self, open: bool) {
+        self.0.send_replace(open);
+    }
 }
 
 pub struct Settings {
@@ -131,6 +151,8 @@ pub struct PodProxy {
     /// Whether the listeners, and so the sockets towards the application, may use foreign addresses.
     pub transparent: TransparentState,
     pools: Box<[OnceLock<hbone::Pool>]>,
+    /// For as long as they are accepted from.
+    listeners: Mutex<Vec<(Entrance, Arc<TcpListener>)>>,
     home: WorkerId,
     drain: Shutdown,
     cut: CancellationToken,
@@ -142,24 +164,40 @@ pub struct PodProxy {
 }
 
 impl PodProxy {
-    fn start(pod: &Pod<Netns>, shared: &Arc<Shared>) -> Result<Arc<Self>, StartError> {
+    /// Serves a pod, with the listeners that another process has opened for it where it left any.
+    fn start(
+        pod: &Pod<Netns>,
+        shared: &Arc<Shared>,
+        mut inherited: Sockets,
+    ) -> Result<Arc<Self>, StartError> {
         let dns = match &shared.resolver {
             Some(resolver) => Some((resolver, listen_for_dns(pod, shared, resolver)?)),
             None => None,
         };
+        let home = shared.workers.assign_home();
         let mut listeners = Vec::new();
         let mut transparent = TransparentState::On;
         for entrance in Entrance::ALL {
-            let options = listen_options(&shared.settings.inpod);
-            let (listener, state) = capture::socket::listen(&pod.netns, entrance.port(), options)
-                .map_err(|error| StartError {
+            let listener = match inherited.take(entrance.name()) {
+                Some(socket) => inherit(socket),
+                None => capture::socket::listen(
+                    &pod.netns,
+                    entrance.port(),
+                    listen_options(&shared.settings.inpod),
+                ),
+            };
+            let listener = listener.and_then(|(listener, state)| {
+                let _on_its_worker = shared.workers.enter(home);
+                Ok((TcpListener::from_std(listener)?, state))
+            });
+            let (listener, state) = listener.map_err(|error| StartError {
                 port: entrance.port(),
                 error,
             })?;
             if state == TransparentState::Off {
                 transparent = TransparentState::Off;
             }
-            listeners.push((entrance, listener));
+            listeners.push((entrance, Arc::new(listener)));
         }
         let workers = shared.workers.count();
         let (drain, _) = ops::shutdown::channel();
@@ -171,7 +209,8 @@ impl PodProxy {
             gates: Gates::new(shared.settings.limits),
             transparent,
             pools: (0..workers).map(|_| OnceLock::new()).collect(),
-            home: shared.workers.assign_home(),
+            listeners: Mutex::new(listeners.clone()),
+            home,
             shared: Arc::clone(shared),
             drain,
             cut: CancellationToken::new(),
@@ -194,20 +233,19 @@ impl PodProxy {
     }
 
     /// Runs on the home worker until the pod drains; then its port is free.
-    async fn accept(self: Arc<Self>, entrance: Entrance, listener: StdListener) {
-        let listener = match TcpListener::from_std(listener) {
-            Ok(listener) => listener,
-            Err(error) => {
-                warn!(listener = entrance.name(), %error, "listener can't be used");
-                return;
-            }
-        };
+    async fn accept(self: Arc<Self>, entrance: Entrance, listener: Arc<TcpListener>) {
         let drain = self.drain.subscribe();
+        let mut gate = self.shared.gate.0.subscribe();
         loop {
+            let open = *gate.borrow_and_update();
             let accepted = tokio::select! {
                 biased;
                 () = drain.requested() => return,
-                accepted = ops::serve::accept(&listener, entrance.name()) => accepted,
+                changed = gate.changed() => match changed {
+                    Ok(()) => continue,
+                    Err(_) => return,
+                },
+                accepted = ops::serve::accept(&listener, entrance.name()), if open => accepted,
             };
             match accepted {
                 Ok((socket, peer)) => self.hand_over(entrance, socket, canonical(peer)),
@@ -217,6 +255,13 @@ impl PodProxy {
                 }
             }
         }
+    }
+
+    /// Adds duplicates of the pod's listeners, for another process to accept from.
+    fn hand_on(&self, sockets: &mut Sockets) -> io::Result<()> {
+        let listeners = self.listeners.lock();
+        let mut listeners = listeners.iter();
+        listeners.try_for_each(|(entrance, listener)| sockets.add(entrance.name(), &**listener))
     }
 
     /// Gives the connection to the least busy worker, where it lives and dies.
@@ -492,17 +537,23 @@ impl PodProxy {
     pub async fn let_go(&self) {
         self.stop_accepting();
         self.connections.stop_all(&Arc::from(POD_GONE));
-        for pool in self.pools.iter().filter_map(OnceLock::get) {
-            pool.close();
-        }
+        self.close_pools();
         if timeout(FAREWELL, self.tasks.wait()).await.is_err() {
             debug!(pod = %self.info, "cutting what did not end in time");
         }
         self.cut_open();
     }
 
+    /// Opens no more tunnels and streams; what is open stays.
+    fn close_pools(&self) {
+        for pool in self.pools.iter().filter_map(OnceLock::get) {
+            pool.close();
+        }
+    }
+
     fn stop_accepting(&self) {
         self.drain.start();
+        self.listeners.lock().clear();
         self.tasks.close();
     }
 
@@ -524,6 +575,14 @@ fn listen_for_dns(
         port: listen.port(),
         error,
     })
+}
+
+fn inherit(socket: OwnedFd) -> io::Result<(StdListener, TransparentState)> {
+    let listener = StdListener::from(socket);
+    // It shares its flags with the other process's, which needs it the same way.
+    listener.set_nonblocking(true)?;
+    let state = TransparentState::of(&listener)?;
+    Ok((listener, state))
 }
 
 fn listen_options(inpod: &InPod) -> ListenOptions {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Context as _;
-use tokio::runtime::Handle;
+use tokio::runtime::{EnterGuard, Handle};
 use tokio::sync::watch;
 
 /// Index of a worker; shards of shared state are chosen by it.
@@ -98,6 +98,11 @@ impl Workers {
             worker: WorkerId(index),
             open,
         }
+    }
+
+    /// Sockets made while the guard is held belong to this worker.
+    pub fn enter(&self, worker: WorkerId) -> EnterGuard<'_> {
+        self.workers[worker.0].runtime.enter()
     }
 
     pub fn spawn(&self, worker: WorkerId, task: impl Future<Output = ()> + Send + 'static) {

@@ -42,7 +42,8 @@ impl Handler for Addresses {
             removed = removed.len(),
             "addresses received"
         );
-        let (batch, rejections) = AddressBatch::decode(updates(&resources), removed);
+        let (mut batch, rejections) = AddressBatch::decode(updates(&resources), removed);
+        self.mesh.sift(&mut batch);
         let changes = self.mesh.update(|store| store.apply_addresses(batch));
         follow_identities(&self.certificates, changes);
         rejected(rejections)

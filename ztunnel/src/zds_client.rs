@@ -24,6 +24,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info, warn};
 
 use self::message::{Message, MessageError, decode, encode_ack, encode_hello};
+use crate::handover::{Predecessor, Sockets};
 use crate::pods::{Action, Pod, PodUid, Pods, ProtocolError};
 use crate::proxy::{PodProxy, Proxies, Remaining};
 
@@ -38,13 +39,25 @@ pub struct ZdsClient {
     socket: PathBuf,
     pods: Pods<Netns>,
     proxies: Arc<Proxies>,
+    /// The process whose listeners this one takes over.
+    predecessor: Option<Arc<Predecessor>>,
     ready: ReadyHandle,
     drain: DrainSignal,
+    /// Another process serves in this one's place: what goes is heard of, nothing new is taken on.
+    relieved: DrainSignal,
     active: metrics::Gauge,
     pending: metrics::Gauge,
     retry_at: Option<Instant>,
     /// Stopped, and what was open not yet let go.
     leaving: Vec<Arc<PodProxy>>,
+}
+
+/// What ends the client's work.
+pub struct Signals {
+    /// This process ends.
+    pub drain: DrainSignal,
+    /// Another process serves in this one's place.
+    pub relieved: DrainSignal,
 }
 
 /// Why a connection to the agent ended.
@@ -77,16 +90,20 @@ impl ZdsClient {
     pub fn new(
         socket: PathBuf,
         proxies: Arc<Proxies>,
+        predecessor: Option<Arc<Predecessor>>,
         ready: ReadyHandle,
-        drain: DrainSignal,
+        signals: Signals,
         metrics: &Metrics,
     ) -> Self {
+        let Signals { drain, relieved } = signals;
         Self {
             socket,
             pods: Pods::new(),
             proxies,
+            predecessor,
             ready,
             drain,
+            relieved,
             active: metrics.gauge("workload_manager_active_proxy_count", &[]),
             pending: metrics.gauge("workload_manager_pending_proxy_count", &[]),
             retry_at: None,
@@ -109,6 +126,11 @@ impl ZdsClient {
             self.pods.disconnected();
             self.ready.not_ready();
             if matches!(ended, Ended::Draining) {
+                return;
+            }
+            if self.relieved.is_draining() {
+                // The agent takes whoever comes last for the one that serves.
+                info!(reason = %ended, "not connected to the node agent any more; another process is");
                 return;
             }
             // A connection that lasted shows that the agent is well; one that broke at once must not be made in a loop.
@@ -137,7 +159,7 @@ impl ZdsClient {
                 biased;
                 () = self.drain.requested() => return Ended::Draining,
                 () = async { match retry_at { Some(at) => sleep_until(at).await, None => std::future::pending().await } } => {
-                    self.retry();
+                    self.retry().await;
                     continue;
                 }
                 packet = channel.recv(MAX_MESSAGE) => packet,
@@ -148,7 +170,7 @@ impl ZdsClient {
                 Err(error) => return error.into(),
             };
             let answer = match decode(packet) {
-                Ok(message) => self.handle(message),
+                Ok(message) => self.handle(message).await,
                 Err(error) if error.is_about_one_pod() => Answer::Failed(error.to_string()),
                 Err(error) => Answer::Broken(error.into()),
             };
@@ -176,13 +198,19 @@ impl ZdsClient {
         }
     }
 
-    fn handle(&mut self, message: Message) -> Answer {
+    async fn handle(&mut self, message: Message) -> Answer {
         match message {
+            Message::Add(pod) if self.relieved.is_draining() && !self.pods.runs(&pod) => {
+                Answer::Failed(format!(
+                    "pod {}: another process serves in this one's place",
+                    pod.uid
+                ))
+            }
             Message::Add(pod) => {
                 debug!(uid = %pod.uid, pod = %pod.info, netns = %pod.netns.id(), "pod added");
                 let uid = pod.uid.clone();
                 match self.pods.add(pod) {
-                    Ok(actions) => self.carry_out(actions, Some(&uid)),
+                    Ok(actions) => self.carry_out(actions, Some(&uid)).await,
                     Err(refusal) => {
                         self.arm_retry();
                         Answer::Failed(format!("pod {uid}: {refusal}"))
@@ -196,7 +224,7 @@ impl ZdsClient {
             Message::Delete(uid) => {
                 debug!(%uid, "pod deleted");
                 let actions = self.pods.delete(&uid);
-                self.carry_out(actions, None)
+                self.carry_out(actions, None).await
             }
             Message::Release(uid) => match self.proxies.release(&uid) {
                 Some(remaining) => Answer::Remaining(remaining),
@@ -204,7 +232,7 @@ impl ZdsClient {
             },
             Message::SnapshotSent => match self.pods.snapshot_sent() {
                 Ok(actions) => {
-                    let answer = self.carry_out(actions, None);
+                    let answer = self.carry_out(actions, None).await;
                     info!(
                         running = self.pods.running_count(),
                         pending = self.pods.pending_count(),
@@ -218,14 +246,14 @@ impl ZdsClient {
     }
 
     /// Failed starts stay pending; only the start of `asked` decides the answer.
-    fn carry_out(&mut self, actions: Vec<Action<Netns>>, asked: Option<&PodUid>) -> Answer {
+    async fn carry_out(&mut self, actions: Vec<Action<Netns>>, asked: Option<&PodUid>) -> Answer {
         let mut answer = Answer::Done;
         for action in actions {
             match action {
                 Action::Stop(uid) => self.leaving.extend(self.proxies.stop(&uid)),
                 Action::Stay(uid) => self.proxies.stay(&uid),
                 Action::Start(pod) => {
-                    if let Err(text) = self.start(pod.clone())
+                    if let Err(text) = self.start(pod.clone()).await
                         && asked == Some(&pod.uid)
                     {
                         answer = Answer::Failed(text);
@@ -236,8 +264,12 @@ impl ZdsClient {
         answer
     }
 
-    fn start(&mut self, pod: Pod<Netns>) -> Result<(), String> {
-        match self.proxies.start(&pod) {
+    async fn start(&mut self, pod: Pod<Netns>) -> Result<(), String> {
+        let inherited = match &self.predecessor {
+            Some(predecessor) => predecessor.listeners(&pod.uid, pod.netns.id()).await,
+            None => Sockets::default(),
+        };
+        match self.proxies.start(&pod, inherited) {
             Ok(()) => {
                 self.pods.started(pod);
                 Ok(())
@@ -251,10 +283,10 @@ impl ZdsClient {
         }
     }
 
-    fn retry(&mut self) {
+    async fn retry(&mut self) {
         self.retry_at = None;
         let actions = self.pods.retry();
-        self.carry_out(actions, None);
+        self.carry_out(actions, None).await;
         self.arm_retry();
         self.report();
     }

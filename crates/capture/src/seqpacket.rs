@@ -4,15 +4,17 @@
 //! Bytes and descriptors come from another process. Nothing is received without a bound, every descriptor has an owner
 //! before anything else can fail, and whatever the kernel had to cut off is reported.
 
+use std::fs::Permissions;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType,
-    UnixAddr, accept4, bind, connect, listen, recvmsg, sendmsg, socket, socketpair,
+    UnixAddr, accept4, bind, connect, getsockopt, listen, recvmsg, sendmsg, socket, socketpair,
+    sockopt,
 };
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -66,15 +68,18 @@ impl SeqPacket {
 
     /// Sends one packet, with a descriptor if given; waits while the peer's buffer is full.
     pub async fn send(&self, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        self.send_with(bytes, fd.as_slice()).await
+    }
+
+    /// Sends one packet with any number of descriptors, up to the kernel's limit of 253.
+    pub async fn send_with(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
         let sent = self
             .fd
             .async_io(Interest::WRITABLE, |socket| {
                 let parts = [IoSlice::new(bytes)];
-                let raw = fd.map(|fd| [fd.as_raw_fd()]);
-                let control: &[ControlMessage<'_>] = match &raw {
-                    Some(fds) => &[ControlMessage::ScmRights(fds)],
-                    None => &[],
-                };
+                let rights = [ControlMessage::ScmRights(&raw)];
+                let control = if raw.is_empty() { &[][..] } else { &rights[..] };
                 Ok(sendmsg::<()>(
                     socket.as_raw_fd(),
                     &parts,
@@ -91,6 +96,22 @@ impl SeqPacket {
             ));
         }
         Ok(())
+    }
+
+    /// The user that the peer ran as when it connected, by the kernel's word.
+    pub fn peer_uid(&self) -> io::Result<u32> {
+        Ok(getsockopt(self, sockopt::PeerCredentials)?.uid())
+    }
+
+    /// Takes an end that another process has handed over.
+    pub fn from_received(fd: OwnedFd) -> io::Result<Self> {
+        if getsockopt(&fd, sockopt::SockType)? != SockType::SeqPacket {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "not a socket of packets",
+            ));
+        }
+        Self::from_fd(fd)
     }
 
     /// Receives one packet of at most `max` bytes; what is longer arrives cut off and marked as such.
@@ -145,6 +166,14 @@ impl SeqPacketListener {
             path: path.to_owned(),
             file: (file.dev(), file.ino()),
         })
+    }
+
+    /// As [`Self::bind`], for our own user alone. Whoever may have connected in the moment before that is for
+    /// [`SeqPacket::peer_uid`] to tell.
+    pub fn bind_private(path: impl AsRef<Path>) -> io::Result<Self> {
+        let listener = Self::bind(path)?;
+        std::fs::set_permissions(&listener.path, Permissions::from_mode(0o600))?;
+        Ok(listener)
     }
 
     pub async fn accept(&self) -> io::Result<SeqPacket> {

@@ -53,6 +53,17 @@ pub enum TransparentState {
     Off,
 }
 
+impl TransparentState {
+    /// Of a listener that somebody else has made.
+    pub fn of(listener: &impl AsFd) -> io::Result<Self> {
+        // One flag for both families, as in setting it.
+        Ok(match SockRef::from(listener).ip_transparent_v4()? {
+            true => Self::On,
+            false => Self::Off,
+        })
+    }
+}
+
 /// What a listener in a pod is like.
 #[derive(Debug, Clone, Copy)]
 pub struct ListenOptions {

@@ -82,3 +82,52 @@ async fn a_listener_never_removes_what_is_no_socket() {
     assert!(SeqPacketListener::bind(&path).is_err());
     assert_eq!(std::fs::read(&path).unwrap(), b"data");
 }
+
+#[tokio::test]
+async fn several_descriptors_cross_in_one_packet_in_their_order() {
+    let (a, b) = SeqPacket::pair().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let files: Vec<_> = ["one", "two", "three"]
+        .into_iter()
+        .map(|name| {
+            std::fs::write(folder.path().join(name), name).unwrap();
+            std::fs::File::open(folder.path().join(name)).unwrap()
+        })
+        .collect();
+    let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+    a.send_with(b"three files", &fds).await.unwrap();
+    let packet = b.recv(64).await.unwrap();
+    assert_eq!(packet.bytes, b"three files");
+    let read: Vec<String> = packet
+        .fds
+        .into_iter()
+        .map(|fd| std::io::read_to_string(std::fs::File::from(fd)).unwrap())
+        .collect();
+    assert_eq!(read, ["one", "two", "three"]);
+}
+
+#[tokio::test]
+async fn a_private_listener_is_for_its_own_user_and_knows_its_peers() {
+    use std::os::unix::fs::MetadataExt;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("private.sock");
+    let listener = SeqPacketListener::bind_private(&path).unwrap();
+    let file = std::fs::metadata(&path).unwrap();
+    assert_eq!(file.mode() & 0o777, 0o600);
+    let _client = SeqPacket::connect(&path).unwrap();
+    let served = listener.accept().await.unwrap();
+    assert_eq!(served.peer_uid().unwrap(), file.uid());
+}
+
+#[tokio::test]
+async fn only_a_socket_of_packets_is_taken_over_as_one() {
+    let (a, b) = SeqPacket::pair().unwrap();
+    let handed = AsFd::as_fd(&a).try_clone_to_owned().unwrap();
+    let taken = SeqPacket::from_received(handed).unwrap();
+    taken.send(b"x", None).await.unwrap();
+    assert_eq!(b.recv(8).await.unwrap().bytes, b"x");
+    let file = std::fs::File::open("/dev/null").unwrap();
+    assert!(SeqPacket::from_received(file.into()).is_err());
+    let (stream, _) = std::os::unix::net::UnixStream::pair().unwrap();
+    assert!(SeqPacket::from_received(stream.into()).is_err());
+}

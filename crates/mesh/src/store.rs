@@ -171,6 +171,21 @@ impl Store {
         })
     }
 
+    /// Forgets every service, and every workload that is not to be kept; policies stay. What it took in memory is
+    /// given back.
+    pub fn keep_only(&mut self, keep: impl Fn(&Workload) -> bool) {
+        let mut kept = Self {
+            workloads: self.workloads.emptied(),
+            policies: std::mem::take(&mut self.policies),
+            generation: self.generation + 1,
+            ..Self::default()
+        };
+        for workload in self.workloads.iter().filter(|workload| keep(workload)) {
+            kept.upsert_workload(Workload::clone(workload));
+        }
+        *self = kept;
+    }
+
     // Lookups.
 
     /// A workload by its uid.

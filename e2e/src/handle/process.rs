@@ -61,6 +61,27 @@ impl Access {
         )
     }
 
+    /// Starts another process of a daemon beside the one that runs, with more variables for it, and returns the old one.
+    /// Whether it takes over is between the two.
+    pub fn upgrade(&self, name: &str, variables: &[(&str, &str)]) -> Result<Process> {
+        let old = self.process(name)?;
+        let order = self.state().upgrade_order(&log_name(name)?);
+        let text: String = variables
+            .iter()
+            .map(|(name, value)| format!("{name}={value}\n"))
+            .collect();
+        crate::state::write_atomically(&order, text.as_bytes())?;
+        super::eventually(
+            &format!("another process of {name} has started"),
+            std::time::Duration::from_secs(10),
+            || {
+                ensure!(!order.exists(), "the order stands");
+                Ok(())
+            },
+        )?;
+        Ok(old)
+    }
+
     /// Ends what [`Self::hold_down`] began.
     pub fn let_start(&self, name: &str) -> Result<()> {
         std::fs::remove_file(self.state().held_down(&log_name(name)?))

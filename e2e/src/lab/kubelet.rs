@@ -10,6 +10,7 @@
 mod pod;
 mod reboot;
 mod running;
+mod upgrade;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};

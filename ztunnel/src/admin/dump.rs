@@ -21,6 +21,7 @@ use super::Shown;
 use crate::config::Local;
 use crate::connections::ConnectionsView;
 use crate::endpoints::EjectedView;
+use crate::handover::ReportView;
 use crate::limits::GatesView;
 use crate::pods::PodInfo;
 use crate::proxy::PodState;
@@ -39,6 +40,8 @@ struct ConfigDump<'a> {
     /// Where the names go that the mesh has nothing to say to; nothing where DNS is not served.
     dns_upstreams: Option<Vec<SocketAddr>>,
     refusals: Vec<RefusalEntry>,
+    /// Processes that this one has relieved and that still carry connections.
+    predecessors: Vec<ReportView>,
     ejected_endpoints: Vec<EjectedView>,
     /// By pod.
     limits: BTreeMap<String, GatesView>,
@@ -165,6 +168,7 @@ pub(super) fn config_dump(shown: &Shown) -> AdminResponse {
         workload_state: workload_state.collect(),
         dns_upstreams: shown.resolver.as_ref().map(|it| it.upstreams.servers()),
         refusals: shown.recorder.refusals().latest(),
+        predecessors: shown.predecessors.view(),
         ejected_endpoints: shown.endpoints.ejected(),
         limits: shown.proxies.limits(),
     })

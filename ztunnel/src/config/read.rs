@@ -8,8 +8,8 @@ use std::time::Duration;
 use super::parse::Reader;
 use super::proxy_config::ProxyConfig;
 use super::{
-    AppTunnel, Dns, Endpoint, Following, InPod, Ipv6, Keepalive, Local, Log, LogFormat, Node,
-    OriginalSource, PortReuse, Root, Tcp, Token,
+    AppTunnel, Dns, Endpoint, Following, Handover, InPod, Ipv6, Keepalive, Local, Log, LogFormat,
+    Node, OriginalSource, PortReuse, Root, Tcp, Token,
 };
 
 /// A variable that asks for something this build doesn't do is a mistake: ignoring it would let a user believe that
@@ -250,6 +250,15 @@ pub(super) fn inpod(reader: &mut Reader<'_>) -> InPod {
             AppTunnel::Loopback,
             AppTunnel::PodAddress,
         ),
+    }
+}
+
+pub(super) fn handover(reader: &mut Reader<'_>, inpod: &InPod) -> Handover {
+    let beside = inpod.socket.with_file_name("handover.sock");
+    let socket = reader.text_or("HANDOVER_UDS", &beside.to_string_lossy());
+    Handover {
+        socket: (socket != "none").then(|| socket.into()),
+        deadline: reader.duration("HANDOVER_DRAIN_DEADLINE"),
     }
 }
 

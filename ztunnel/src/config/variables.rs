@@ -197,6 +197,16 @@ pub const VARIABLES: &[Variable] = &[
         "tunnels a pod may have in their handshake",
     ),
     variable(
+        "HANDOVER_UDS",
+        "",
+        "where the next process takes over; default: handover.sock beside INPOD_UDS; none: nowhere",
+    ),
+    variable(
+        "HANDOVER_DRAIN_DEADLINE",
+        "24h",
+        "time open connections get after another process has taken over",
+    ),
+    variable(
         "CONNECTION_TERMINATION_DEADLINE",
         "",
         "time open connections get at shutdown",

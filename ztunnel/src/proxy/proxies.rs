@@ -2,10 +2,11 @@
 //! All pods of the node that are served: starting and stopping them, following policy for them, draining them.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use capture::Netns;
+use capture::{Netns, NetnsId};
 use ops::metrics::Metrics;
 use parking_lot::Mutex;
 use tokio::time::{sleep_until, timeout};
@@ -13,6 +14,7 @@ use tracing::{info, warn};
 
 use super::{PodProxy, Shared, StartError};
 use crate::connections::ConnectionsView;
+use crate::handover::Sockets;
 use crate::limits::GatesView;
 use crate::pods::{Pod, PodInfo, PodUid};
 
@@ -63,9 +65,10 @@ impl Proxies {
     }
 
     /// Once this returns, the pod's listeners take connections.
-    pub fn start(&self, pod: &Pod<Netns>) -> Result<(), StartError> {
-        let proxy = PodProxy::start(pod, &self.shared)?;
-        info!(uid = %pod.uid, pod = %pod.info, netns = %pod.netns.id(), transparent = ?proxy.transparent, "proxy started");
+    pub fn start(&self, pod: &Pod<Netns>, inherited: Sockets) -> Result<(), StartError> {
+        let handed_over = inherited.len();
+        let proxy = PodProxy::start(pod, &self.shared, inherited)?;
+        info!(uid = %pod.uid, pod = %pod.info, netns = %pod.netns.id(), transparent = ?proxy.transparent, handed_over, "proxy started");
         self.started.increment(1);
         let replaced = self.running.lock().insert(pod.uid.clone(), proxy);
         if let Some(replaced) = replaced {
@@ -103,6 +106,37 @@ impl Proxies {
             && proxy.set_leaving(false)
         {
             info!(uid = %proxy.uid, pod = %proxy.info, "pod stays in the mesh");
+        }
+    }
+
+    /// Duplicates of the listeners of a pod in this namespace; none if it is not served here.
+    pub fn listeners(&self, uid: &PodUid, netns: NetnsId) -> io::Result<Sockets> {
+        let mut sockets = Sockets::default();
+        let proxy = self.running.lock().get(uid).cloned();
+        if let Some(proxy) = proxy.filter(|proxy| proxy.netns.id() == netns) {
+            proxy.hand_on(&mut sockets)?;
+        }
+        Ok(sockets)
+    }
+
+    /// Whether listeners accept. They stay open, and what comes meanwhile waits.
+    pub fn set_accepting(&self, accepting: bool) {
+        self.shared.gate.set_open(accepting);
+    }
+
+    /// The pods that have open connections, with their number.
+    pub fn carried(&self) -> Vec<(PodInfo, usize)> {
+        let pods = self.running.lock();
+        pods.values()
+            .map(|pod| (pod.info.clone(), pod.connections.count()))
+            .filter(|(_, open)| *open > 0)
+            .collect()
+    }
+
+    /// Forgets tunnels that carry nothing: no new connection will want one.
+    pub fn release_tunnels(&self) {
+        for pod in self.running.lock().values() {
+            pod.close_pools();
         }
     }
 

@@ -62,6 +62,7 @@ async fn the_dump_has_the_shape_that_istioctl_reads() {
             // Ours.
             "dnsUpstreams",
             "refusals",
+            "predecessors",
             "ejectedEndpoints",
             "limits",
         ],

@@ -145,6 +145,19 @@ impl Node {
         }
     }
 
+    /// A second process in the same place, which takes over from the first.
+    pub(crate) fn start_successor(&self, log: &'static str, settings: &[(&str, &str)]) -> Other {
+        Other {
+            process: run_logging(&self.netns, &self.dir, log, settings),
+            log: self.dir.path().join(log),
+        }
+    }
+
+    /// Where processes hand over.
+    pub(crate) fn handover_socket(&self) -> PathBuf {
+        self.dir.path().join("handover.sock")
+    }
+
     /// Adds both pods and ends the snapshot.
     pub(crate) async fn hand_over(&self, agent: &Agent) {
         assert_eq!(agent.add("client", &self.client).await, "");
@@ -287,6 +300,49 @@ impl Node {
 }
 
 /// A second process and what it needs.
+/// Another process on the same node.
+pub(crate) struct Other {
+    process: Child,
+    log: PathBuf,
+}
+
+impl Other {
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    pub(crate) async fn logged(&self, text: &str) {
+        let end = Instant::now() + PATIENCE;
+        while !self.log().contains(text) {
+            assert!(Instant::now() < end, "never: {text}\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    pub(crate) async fn exited(&mut self) -> ExitStatus {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < end, "still running\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
 pub(crate) struct Overlap {
     process: Child,
     _agent: Agent,
@@ -515,10 +571,14 @@ fn addresses(named_policies: Vec<String>) -> Vec<Address> {
 }
 
 fn run_in(node: &Netns, dir: &TempDir, settings: &[(&str, &str)]) -> Child {
+    run_logging(node, dir, "log", settings)
+}
+
+fn run_logging(node: &Netns, dir: &TempDir, log: &str, settings: &[(&str, &str)]) -> Child {
     let path: PathBuf = dir.path().into();
     let resolver = format!("nameserver {SERVER}\noptions timeout:1 attempts:1\n");
     std::fs::write(path.join("resolv.conf"), resolver).unwrap();
-    let log = std::fs::File::create(path.join("log")).unwrap();
+    let log = std::fs::File::create(path.join(log)).unwrap();
     let settings: Vec<_> = settings
         .iter()
         .map(|(name, value)| (name.to_string(), value.to_string()))

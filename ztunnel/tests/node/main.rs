@@ -16,6 +16,7 @@ mod harness;
 
 mod admin;
 mod dns;
+mod handover;
 mod limits;
 mod logs;
 mod policy;

@@ -9,7 +9,7 @@ use super::sorted;
 use crate::workload::{NetworkMode, TunnelProtocol, Workload};
 
 /// Which workloads count as local.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) enum Local {
     /// All: there is no node name.
     #[default]
@@ -43,6 +43,11 @@ impl Workloads {
             local,
             ..Self::default()
         }
+    }
+
+    /// Nothing, by the same notion of what is local.
+    pub(super) fn emptied(&self) -> Self {
+        Self::new(self.local.clone())
     }
 
     /// Adds a workload whose uid is not there.

@@ -13,7 +13,6 @@ use cluster::{ObjectKey, Partial};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
-use tokio::process::Child;
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
@@ -137,7 +136,9 @@ impl PodLife {
                 check: Check::of_probe(container.readiness_probe.as_ref())?,
                 log: self.shared.state.log(&log),
                 held_down: self.shared.state.held_down(&self.name.slug()),
+                upgrade_order: self.shared.state.upgrade_order(&self.name.slug()),
                 child: None,
+                relieved: Vec::new(),
                 restarts: 0,
                 start: Backoff {
                     not_before: Instant::now(),
@@ -297,30 +298,19 @@ impl PodLife {
         if self.shared.ending.get() {
             grace = grace.min(LAST_GRACE);
         }
-        for container in &containers {
-            if let Some(pid) = container
-                .child
-                .as_ref()
-                .and_then(Child::id)
-                .and_then(|pid| i32::try_from(pid).ok())
-            {
+        for child in containers.iter_mut().flat_map(Running::children) {
+            if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
                 // It may have ended by itself between the two calls.
                 let _already_gone = kill(Pid::from_raw(pid), Signal::SIGTERM);
             }
         }
         let ends = async {
-            for child in containers
-                .iter_mut()
-                .filter_map(|container| container.child.as_mut())
-            {
+            for child in containers.iter_mut().flat_map(Running::children) {
                 let _status = child.wait().await;
             }
         };
         if tokio::time::timeout(grace, ends).await.is_err() {
-            for child in containers
-                .iter_mut()
-                .filter_map(|container| container.child.as_mut())
-            {
+            for child in containers.iter_mut().flat_map(Running::children) {
                 let _already_gone = child.kill().await;
             }
         }
@@ -338,13 +328,13 @@ impl PodLife {
     }
 
     /// Nobody is asked, nobody is told: the network goes first, or the kernel would end the connections of what it kills.
-    async fn vanish(self, ground: Ground, containers: Vec<Running>) {
+    async fn vanish(self, ground: Ground, mut containers: Vec<Running>) {
         if let Ground::Own(sandbox) = &ground
             && let Err(error) = self.shared.runtimes[&self.node].vanish(sandbox).await
         {
             progress(format!("{}: {error:#}", self.name));
         }
-        for mut child in containers.into_iter().filter_map(|running| running.child) {
+        for child in containers.iter_mut().flat_map(Running::children) {
             let _already_gone = child.kill().await;
         }
     }

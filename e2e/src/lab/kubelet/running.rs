@@ -21,7 +21,11 @@ pub(super) struct Running {
     pub(super) log: PathBuf,
     /// As long as this file is there, it is not started.
     pub(super) held_down: PathBuf,
+    /// Once this file is there, another process is started beside the one that runs.
+    pub(super) upgrade_order: PathBuf,
     pub(super) child: Option<Child>,
+    /// Processes from before upgrades; they end by themselves.
+    pub(super) relieved: Vec<Child>,
     pub(super) restarts: u32,
     /// A container that ends at once is started again later and later.
     pub(super) start: Backoff,
@@ -42,12 +46,13 @@ impl Running {
         netns: &std::path::Path,
         complaint: &mut Option<String>,
     ) -> bool {
+        let upgraded = self.upgrade(programs, netns);
         if self.child.is_none() && Instant::now() < self.start.not_before {
-            return false;
+            return upgraded;
         }
         if let Some(child) = &mut self.child {
             match child.try_wait() {
-                Ok(None) => return false,
+                Ok(None) => return upgraded,
                 Ok(Some(status)) => {
                     *complaint = Some(format!("container {} ended: {status}", self.name));
                     progress(format!(
@@ -59,7 +64,7 @@ impl Running {
                 }
                 Err(error) => *complaint = Some(format!("container {}: {error}", self.name)),
             }
-            self.child = None;
+            self.child = self.before_failed_upgrade();
             return true;
         }
         if self.held_down.exists() {
@@ -93,6 +98,7 @@ impl Running {
             pid: self.child.as_ref().and_then(Child::id),
             restarts: self.restarts,
             ready: self.ready,
+            relieved: self.relieved.iter().filter_map(Child::id).collect(),
         }
     }
 }
