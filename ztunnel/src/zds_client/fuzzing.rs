@@ -46,6 +46,8 @@ pub fn converse<'a>(
                 Err(_) => return,
             },
             Ok(Message::Delete(uid)) => pods.delete(&uid),
+            // Asks the proxies to drain; what runs does not change.
+            Ok(Message::Release(_)) => continue,
             Ok(Message::SnapshotSent) => match pods.snapshot_sent() {
                 Ok(actions) => actions,
                 Err(_) => return,
@@ -59,6 +61,7 @@ pub fn converse<'a>(
                 }
                 Action::Start(pod) => pods.failed(pod),
                 Action::Stop(uid) => assert!(running.remove(&uid), "{uid} was not running"),
+                Action::Stay(uid) => assert!(running.contains(&uid), "{uid} was not running"),
             }
         }
         assert_eq!(pods.running_count(), running.len());
