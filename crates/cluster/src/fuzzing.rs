@@ -13,7 +13,9 @@ use crate::parse::{self, Format, Item};
 pub fn manifests(text: &str, json: bool) -> Vec<Object> {
     let format = if json { Format::Json } else { Format::Yaml };
     let mut objects = Vec::new();
-    let lines = u32::try_from(text.lines().count()).unwrap_or(u32::MAX);
+    // A lone carriage return breaks a line in YAML as well.
+    let breaks = text.matches(['\n', '\r']).count();
+    let lines = u32::try_from(breaks).unwrap_or(u32::MAX);
     for document in parse::documents(text, format) {
         for item in parse::parse(document.text, format) {
             match item {
@@ -21,7 +23,10 @@ pub fn manifests(text: &str, json: bool) -> Vec<Object> {
                 Item::Finding(finding) => {
                     assert!(!finding.reason.is_empty());
                     let line = finding.line.map_or(0, |line| line + document.lines_before);
-                    assert!(line <= lines + 1, "line {line} of {lines}: {finding:?}");
+                    assert!(
+                        line <= lines.saturating_add(1),
+                        "line {line} of {lines}: {finding:?}"
+                    );
                 }
             }
         }
