@@ -5,7 +5,7 @@
 //! tunnel is written by the tunnel's driver.
 
 use std::future::poll_fn;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut, Read as _};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -316,11 +316,9 @@ impl Relay {
                 return self.poll_watch(cx);
             };
             self.watch = None;
-            let mut offered = 0;
-            let read = |places: &mut [IoSliceMut<'_>]| {
-                offered = places.iter().map(|place| place.len()).sum();
-                self.socket.try_read_vectored(places)
-            };
+            let mut emptied = false;
+            let read =
+                |places: &mut [IoSliceMut<'_>]| read_some(&self.socket, places, &mut emptied);
             match core.send(slot, room.min(self.size), read) {
                 Ok(0) => {
                     core.finish(slot);
@@ -329,7 +327,7 @@ impl Relay {
                 Ok(count) => {
                     self.meter.add(Way::Sent, count);
                     moved += count;
-                    self.read(count, offered);
+                    self.resize(count, emptied);
                     if moved >= TURN {
                         cx.waker().wake_by_ref();
                         return Poll::Pending;
@@ -342,19 +340,13 @@ impl Relay {
         self.poll_watch(cx)
     }
 
-    /// A read gave `count` bytes where there was room for `offered`.
-    fn read(&mut self, count: usize, offered: usize) {
-        if count == offered {
+    /// A read gave `count` bytes, and maybe all there were.
+    fn resize(&mut self, count: usize, emptied: bool) {
+        if !emptied {
             self.size = (self.size * 2).min(*READ.end());
-            return;
-        }
-        if count < self.size / 4 {
+        } else if count < self.size / 4 {
             self.size = (self.size / 2).max(*READ.start());
         }
-        // The socket has been emptied: this says so without asking the kernel once more.
-        let _ = self.socket.try_io(Interest::READABLE, || {
-            Err::<(), _>(io::ErrorKind::WouldBlock.into())
-        });
     }
 
     /// Waits for the socket to be reset, without reading it.
@@ -371,6 +363,30 @@ impl Relay {
         });
         watch.as_mut().poll(cx).map(Fault::near)
     }
+}
+
+/// Reads what is there. Fewer bytes than there was room for mean that the socket has been emptied: its readiness is
+/// taken back, as it was before the read, which spares asking the kernel once more.
+fn read_some(
+    socket: &TcpStream,
+    places: &mut [IoSliceMut<'_>],
+    emptied: &mut bool,
+) -> io::Result<usize> {
+    let offered: usize = places.iter().map(|place| place.len()).sum();
+    let mut got = None;
+    let result = socket.try_io(Interest::READABLE, || {
+        let count = (&*SockRef::from(socket)).read_vectored(places)?;
+        got = Some(count);
+        if (1..offered).contains(&count) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        Ok(count)
+    });
+    let Some(count) = got else {
+        return result;
+    };
+    *emptied = count < offered;
+    Ok(count)
 }
 
 impl Drop for Relay {
