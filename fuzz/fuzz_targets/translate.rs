@@ -24,6 +24,7 @@ fuzz_target!(|data: &[u8]| {
         cluster_domain: "cluster.local".into(),
         trust_domain: Default::default(),
         root_namespace: "istio-system".into(),
+        auto_allocate: Some(Default::default()),
     });
     let applied = objects.values().cloned().map(Event::Applied);
     let made = index.apply(applied).resources;
@@ -34,6 +35,7 @@ fuzz_target!(|data: &[u8]| {
         cluster_domain: "cluster.local".into(),
         trust_domain: Default::default(),
         root_namespace: "istio-system".into(),
+        auto_allocate: Some(Default::default()),
     });
     let mut last = BTreeMap::new();
     for object in objects.values().rev() {
