@@ -5,7 +5,9 @@
 use std::net::SocketAddr;
 
 use libfuzzer_sys::fuzz_target;
-use mesh::{AddressBatch, Connection, PolicyBatch, PortRule, Store, Update, authorize, balance};
+use mesh::{
+    AddressBatch, Connection, PolicyBatch, PortRule, Seen, Standings, Store, Update, authorize, balance,
+};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
@@ -66,11 +68,16 @@ fn ask(store: &Store) {
             assert!(store.workload_by_ip(&workload.network, *address).is_some());
             let _ = balance::choose_address(workload, None, *address);
         }
+        let seen = Seen {
+            standings: &Standings::default(),
+            tried: &[],
+            now: std::time::Instant::now(),
+        };
         for (service, _) in store.services() {
             for port in [80, 443] {
                 for rule in [PortRule::Defined, PortRule::DefinedOrTunnelled] {
                     if let Ok(picked) =
-                        balance::pick(store, service, workload, port, rule, &mut rng)
+                        balance::pick(store, service, workload, port, rule, seen, &mut rng)
                     {
                         assert!(store.endpoints(service).contains(&picked.workload));
                     }

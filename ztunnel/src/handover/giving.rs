@@ -172,7 +172,7 @@ async fn refuse_others(listener: &SeqPacketListener) -> Infallible {
             let reason = wire::refused("another process is taking over just now");
             // Its hello is heard first: a channel that is closed with something unread is reset before the reason
             // has been read at the other end.
-            let _heard = tokio::time::timeout(Duration::from_secs(1), channel.recv(4096)).await;
+            let _heard = timeout(Duration::from_secs(1), channel.recv(4096)).await;
             let _ = wire::answer(&channel, reason).await;
         } else {
             tokio::time::sleep(Duration::from_secs(1)).await;
