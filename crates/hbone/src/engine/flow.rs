@@ -75,6 +75,8 @@ impl Drop for Grown {
 pub(super) struct Window {
     /// What the peer may still send.
     granted: u32,
+    /// What has come and was not taken, padding included.
+    untaken: u32,
     size: u32,
     /// All that the application has taken.
     taken: u64,
@@ -88,6 +90,7 @@ impl Window {
     pub(super) fn new(first: u32, now: Instant) -> Self {
         Self {
             granted: first,
+            untaken: 0,
             size: first,
             taken: 0,
             credited: now,
@@ -100,6 +103,7 @@ impl Window {
         match self.granted.checked_sub(count) {
             Some(left) => {
                 self.granted = left;
+                self.untaken = self.untaken.saturating_add(count);
                 true
             }
             None => false,
@@ -117,6 +121,7 @@ impl Window {
         grown: &mut Grown,
     ) -> Option<u32> {
         self.taken += count as u64;
+        self.untaken = self.untaken.saturating_sub(count as u32);
         if held == 0 {
             self.behind = None;
         } else if now.duration_since(*self.behind.get_or_insert(now)) > STALL {
@@ -131,6 +136,20 @@ impl Window {
             self.grow(limits, grown);
         }
         self.credited = now;
+        self.credit(out)
+    }
+
+    /// Padding is taken by nobody: it may be sent again, and proves nothing of the application.
+    pub(super) fn padding(&mut self, count: u32) -> Option<u32> {
+        self.untaken = self.untaken.saturating_sub(count);
+        let out = self.granted.saturating_add(self.untaken);
+        if out > self.size / 2 {
+            return None;
+        }
+        self.credit(out)
+    }
+
+    fn credit(&mut self, out: u32) -> Option<u32> {
         let credit = self.size.saturating_sub(out);
         self.granted += credit;
         (credit > 0).then_some(credit)
@@ -231,6 +250,20 @@ mod tests {
             assert!(credit.is_none() || held < 64 * 1024, "{held}");
         }
         assert_eq!((window.size, grown.0), (64 * KIB, 0));
+    }
+
+    #[test]
+    fn padding_gives_no_credit_for_what_an_application_has_not_taken() {
+        let mut window = Window::new(64 * KIB, Instant::now());
+        let mut sent = 0;
+        // Frames of 1000 bytes and one of padding, to an application that takes nothing.
+        while window.received(1001) {
+            sent += 1000;
+            if let Some(credit) = window.padding(1) {
+                assert!(credit <= 64 * KIB - sent, "{credit} after {sent}");
+            }
+        }
+        assert!(sent <= 64 * KIB, "{sent}");
     }
 
     #[test]

@@ -89,7 +89,7 @@ impl<U: Default> Session<U> {
                 self.data_begins(stream, length, now, out, events)
             }
             Piece::DataEnds { flags } => {
-                self.data_ends(flags, now, out, events);
+                self.data_ends(flags, out, events);
                 Ok(())
             }
             Piece::Unknown => {
@@ -216,7 +216,7 @@ impl<U: Default> Session<U> {
         Ok(())
     }
 
-    fn data_ends(&mut self, flags: u8, now: Instant, out: &mut Outgoing, events: &mut Vec<Event>) {
+    fn data_ends(&mut self, flags: u8, out: &mut Outgoing, events: &mut Vec<Event>) {
         let Some(Current {
             slot: Some(slot),
             length,
@@ -225,9 +225,12 @@ impl<U: Default> Session<U> {
         else {
             return;
         };
-        // Padding never reaches an application: it counts as taken.
-        if length > delivered {
-            self.taken(slot, (length - delivered) as usize, 0, out, now);
+        let entry = self.streams.get(slot);
+        if length > delivered
+            && entry.cut.is_none()
+            && let Some(credit) = entry.window.padding(length - delivered)
+        {
+            window_update(out, entry.id, credit);
         }
         if flags & END_STREAM != 0 {
             self.ended(slot, events);
