@@ -112,7 +112,7 @@ impl Controller {
             let deadline = latest.min(Instant::now() + QUIET);
             match tokio::time::timeout_at(deadline, self.source.next()).await {
                 Ok(more) => {
-                    batch.events.extend(more.events);
+                    batch.events.append(more.events);
                     batch.problems = more.problems;
                 }
                 Err(_) => return batch,

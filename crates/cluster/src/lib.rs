@@ -21,6 +21,7 @@ pub mod source;
 
 mod decode;
 mod manifests;
+mod packed;
 mod parse;
 mod tree;
 
@@ -38,5 +39,5 @@ pub use k8s_openapi;
 pub use object::{Kind, Object, ObjectKey};
 pub use overlay::Partial;
 pub use problem::{Problem, Severity};
-pub use source::{Batch, Event, OpenError, Source};
+pub use source::{Batch, Event, Events, OpenError, Source};
 pub use status::{StatusError, StatusWriter};

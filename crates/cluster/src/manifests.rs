@@ -14,13 +14,13 @@ mod file;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use xxhash_rust::xxh64::xxh64;
-
-use crate::object::{Object, ObjectKey};
-use crate::overlay::{self, PartialFile, STATUS_DIRECTORY, Statement};
+use crate::object::ObjectKey;
+use crate::overlay::{self, Partials, STATUS_DIRECTORY, Statement};
+use crate::packed::{Fingerprint, Packed};
 use crate::problem::{Problem, Severity};
-use crate::source::{Batch, Event};
+use crate::source::{Batch, Events};
 
 use file::{Definition, File, place, text};
 
@@ -32,31 +32,40 @@ pub(crate) type Contents = Result<Vec<u8>, String>;
 
 #[derive(Debug, Default)]
 pub(crate) struct Manifests {
-    files: BTreeMap<PathBuf, File>,
-    /// Which files define an object; the first is in force.
-    definers: HashMap<ObjectKey, Vec<PathBuf>>,
-    statements: HashMap<ObjectKey, BTreeMap<String, PartialFile>>,
+    files: BTreeMap<Arc<Path>, File>,
+    objects: HashMap<Arc<ObjectKey>, Known>,
+    statements: HashMap<ObjectKey, Partials>,
     statement_problems: BTreeMap<PathBuf, Problem>,
     /// Problems of what was merged, by object.
     merge_problems: BTreeMap<ObjectKey, Vec<Problem>>,
     /// Problems of the directory itself.
     directory_problems: Vec<Problem>,
     /// Objects defined more than once.
-    contested: BTreeSet<ObjectKey>,
+    contested: BTreeSet<Arc<ObjectKey>>,
     /// Objects to look at in the next commit.
-    touched: BTreeSet<ObjectKey>,
-    /// What the readers know. Fingerprints, since they keep what they need of the objects themselves.
-    published: HashMap<ObjectKey, Fingerprint>,
+    touched: BTreeSet<Arc<ObjectKey>>,
     published_problems: Option<Vec<Problem>>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Fingerprint(u64, u64);
+/// What is known of an object, apart from what it says.
+#[derive(Debug, Default)]
+struct Known {
+    /// The files that define it; the first is in force.
+    definers: Vec<Arc<Path>>,
+    /// What the readers know of it. A fingerprint, since they keep what they need of the object themselves.
+    published: Option<Fingerprint>,
+}
+
+impl Known {
+    fn is_forgotten(&self) -> bool {
+        self.definers.is_empty() && self.published.is_none()
+    }
+}
 
 /// How an object is to be seen.
 enum Effective {
     Absent,
-    Present(Object),
+    Present(Packed),
     /// It can't be told; what was said before stays in force.
     Unclear,
 }
@@ -79,7 +88,7 @@ impl Manifests {
                 self.take_back(&statement);
             }
         } else if let Some(file) = self.files.remove(path) {
-            for key in file.objects.keys() {
+            for key in file.keys() {
                 self.undefine(key, path);
             }
         }
@@ -93,8 +102,8 @@ impl Manifests {
             .range::<Path, _>((Bound::Included(directory), Bound::Unbounded));
         let mut known: Vec<PathBuf> = manifests
             .map(|(path, _)| path)
-            .take_while(|path| below(path))
-            .cloned()
+            .take_while(|path| path.starts_with(directory))
+            .map(|path| path.to_path_buf())
             .collect();
         if directory.as_os_str().is_empty() || directory.starts_with(STATUS_DIRECTORY) {
             known.extend(
@@ -122,11 +131,11 @@ impl Manifests {
             .statements
             .get(object)
             .into_iter()
-            .flat_map(BTreeMap::keys);
+            .flat_map(Partials::managers);
         managers.map(|manager| {
             Statement {
                 object: object.clone(),
-                manager: manager.clone(),
+                manager: manager.to_owned(),
             }
             .path()
         })
@@ -147,50 +156,53 @@ impl Manifests {
     }
 
     fn read_manifest(&mut self, path: &Path, contents: Contents) {
-        let old = self.files.remove(path).unwrap_or_default();
-        let new = File::read(path, contents, &old);
+        let (path, old) = match self.files.remove_entry(path) {
+            Some(known) => known,
+            None => (Arc::from(path), File::default()),
+        };
+        let new = File::read(&path, contents, &old);
         self.replace(path, &old, new);
     }
 
     /// Puts a file's new contents in place of the old ones.
-    fn replace(&mut self, path: &Path, old: &File, new: File) {
-        for (key, definition) in &new.objects {
-            let before = old.objects.get(key);
+    fn replace(&mut self, path: Arc<Path>, old: &File, new: File) {
+        for (key, definition) in new.definitions() {
+            let before = old.definition(key);
             if before.is_some_and(|before| before.object.is_same(&definition.object)) {
                 continue;
             }
             if before.is_none() {
-                let definers = self.definers.entry(key.clone()).or_default();
-                definers.push(path.to_owned());
-                if definers.len() > 1 {
-                    self.contested.insert(key.clone());
+                let known = self.objects.entry(Arc::clone(key)).or_default();
+                if known.definers.is_empty() {
+                    // Hardly any object has more than one.
+                    known.definers.reserve_exact(1);
+                }
+                known.definers.push(Arc::clone(&path));
+                if known.definers.len() > 1 {
+                    self.contested.insert(Arc::clone(key));
                 }
             }
-            self.touched.insert(key.clone());
+            self.touched.insert(Arc::clone(key));
         }
-        self.files.insert(path.to_owned(), new);
-        for key in old.objects.keys() {
-            if !self
-                .files
-                .get(path)
-                .is_some_and(|file| file.objects.contains_key(key))
-            {
-                self.undefine(key, path);
+        for key in old.keys() {
+            if new.definition(key).is_none() {
+                self.undefine(key, &path);
             }
         }
+        self.files.insert(path, new);
     }
 
-    fn undefine(&mut self, key: &ObjectKey, path: &Path) {
-        if let Some(definers) = self.definers.get_mut(key) {
-            definers.retain(|definer| definer != path);
-            if definers.len() < 2 {
+    fn undefine(&mut self, key: &Arc<ObjectKey>, path: &Path) {
+        if let Some(known) = self.objects.get_mut(key) {
+            known.definers.retain(|definer| **definer != *path);
+            if known.definers.len() < 2 {
                 self.contested.remove(key);
             }
-            if definers.is_empty() {
-                self.definers.remove(key);
+            if known.is_forgotten() {
+                self.objects.remove(key);
             }
         }
-        self.touched.insert(key.clone());
+        self.touched.insert(Arc::clone(key));
     }
 
     fn read_statement(&mut self, path: &Path, contents: Contents) {
@@ -216,11 +228,11 @@ impl Manifests {
         match result {
             Ok((Statement { object, manager }, partial)) => {
                 self.statement_problems.remove(path);
+                self.touch(&object);
                 self.statements
-                    .entry(object.clone())
+                    .entry(object)
                     .or_default()
-                    .insert(manager, partial);
-                self.touched.insert(object);
+                    .insert(&manager, partial);
             }
             Err(problem) => {
                 self.statement_problems.insert(path.to_owned(), problem);
@@ -234,51 +246,60 @@ impl Manifests {
             if managers.is_empty() {
                 self.statements.remove(object);
             }
-            self.touched.insert(object.clone());
+            self.touch(object);
+        }
+    }
+
+    /// Has the next commit look at an object, if any file defines it or the readers know of it.
+    fn touch(&mut self, object: &ObjectKey) {
+        if let Some((key, _)) = self.objects.get_key_value(object) {
+            self.touched.insert(Arc::clone(key));
         }
     }
 
     /// What changed since the last commit; None when nothing did. The first commit always gives a batch.
     pub(crate) fn commit(&mut self) -> Option<Batch> {
-        let mut deleted = Vec::new();
-        let mut applied = Vec::new();
+        let mut events = Events::default();
+        let mut applied = Events::default();
         for key in std::mem::take(&mut self.touched) {
             match self.effective(&key) {
                 Effective::Absent => {
-                    self.merge_problems.remove(&key);
-                    if self.published.remove(&key).is_some() {
-                        deleted.push(Event::Deleted(key));
+                    self.merge_problems.remove(&*key);
+                    let known = self.objects.remove(&key);
+                    if known.is_some_and(|known| known.published.is_some()) {
+                        events.deleted(ObjectKey::clone(&key));
                     }
                 }
                 Effective::Present(object) => {
-                    let fingerprint = Fingerprint::of(&object);
-                    if self.published.get(&key) != Some(&fingerprint) {
-                        self.published.insert(key, fingerprint);
-                        applied.push(Event::Applied(object));
+                    let fingerprint = Some(object.fingerprint());
+                    let known = self.objects.entry(key).or_default();
+                    if known.published != fingerprint {
+                        known.published = fingerprint;
+                        applied.applied(object);
                     }
                 }
                 Effective::Unclear => {}
             }
         }
+        events.append(applied);
         let problems = self.problems();
         let first = self.published_problems.is_none();
         let news = self.published_problems.as_ref() != Some(&problems);
-        if deleted.is_empty() && applied.is_empty() && !news && !first {
+        if events.is_empty() && !news && !first {
             return None;
         }
         self.published_problems = Some(problems.clone());
-        deleted.append(&mut applied);
-        Some(Batch {
-            events: deleted,
-            problems,
-        })
+        Some(Batch { events, problems })
     }
 
     /// The object's manifest in force with all that is said about it.
     fn effective(&mut self, key: &ObjectKey) -> Effective {
-        let definer = self.definers.get(key).and_then(|definers| definers.first());
+        let definer = self
+            .objects
+            .get(key)
+            .and_then(|known| known.definers.first());
         let file = definer.and_then(|definer| self.files.get(definer));
-        let Some(Definition { object: base, .. }) = file.and_then(|file| file.objects.get(key))
+        let Some(Definition { object: base, .. }) = file.and_then(|file| file.definition(key))
         else {
             return Effective::Absent;
         };
@@ -294,7 +315,7 @@ impl Manifests {
             field,
             reason,
         };
-        let (effective, problems) = match overlay::merge(base, partials) {
+        let (effective, problems) = match overlay::merge(&base.unpack(), &partials.read()) {
             Ok(merged) => {
                 let problems = merged.conflicts.into_iter().map(|conflict| {
                     let statement = Statement {
@@ -307,7 +328,10 @@ impl Manifests {
                     );
                     problem(statement.path(), Some(conflict.field), reason)
                 });
-                (Effective::Present(merged.object), problems.collect())
+                (
+                    Effective::Present(Packed::new(&merged.object)),
+                    problems.collect(),
+                )
             }
             Err(error) => {
                 let file = overlay::object_directory(key);
@@ -348,8 +372,9 @@ impl Manifests {
     }
 
     fn contest<'s>(&'s self, key: &'s ObjectKey) -> impl Iterator<Item = Problem> + 's {
-        let definers = self.definers.get(key).map_or(&[][..], Vec::as_slice);
-        let definition = |path: &Path| self.files.get(path).and_then(|file| file.objects.get(key));
+        let known = self.objects.get(key);
+        let definers = known.map_or(&[][..], |known| known.definers.as_slice());
+        let definition = |path: &Path| self.files.get(path).and_then(|file| file.definition(key));
         let place = definers.first().map(|path| {
             place(
                 path,
@@ -358,7 +383,7 @@ impl Manifests {
         });
         definers.iter().skip(1).map(move |path| Problem {
             severity: Severity::Error,
-            file: path.clone(),
+            file: path.to_path_buf(),
             line: definition(path).and_then(|definition| definition.line),
             object: Some(key.clone()),
             field: None,
@@ -367,13 +392,6 @@ impl Manifests {
                 place.as_deref().unwrap_or_default()
             ),
         })
-    }
-}
-
-impl Fingerprint {
-    fn of(object: &Object) -> Self {
-        let text = object.to_json();
-        Self(xxh64(&text, 1), xxh64(&text, 2))
     }
 }
 

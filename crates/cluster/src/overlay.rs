@@ -58,6 +58,59 @@ impl PartialMetadata {
     }
 }
 
+/// What several writers say about one object, by their names. There may be some for each pod, so they take little
+/// memory.
+#[derive(Debug, Default)]
+pub(crate) struct Partials(Vec<(Box<str>, Said)>);
+
+#[derive(Debug)]
+enum Said {
+    Json(Box<[u8]>),
+    /// Its JSON would not read back as the same.
+    Whole(Box<PartialFile>),
+}
+
+impl Partials {
+    pub(crate) fn insert(&mut self, manager: &str, partial: PartialFile) {
+        self.remove(manager);
+        let said = match serde_json::to_vec(&partial) {
+            Ok(json)
+                if serde_json::from_slice(&json).is_ok_and(|back: PartialFile| back == partial) =>
+            {
+                Said::Json(json.into())
+            }
+            _ => Said::Whole(Box::new(partial)),
+        };
+        // Hardly any object has more than one or two writers.
+        self.0.reserve_exact(1);
+        self.0.push((manager.into(), said));
+    }
+
+    pub(crate) fn remove(&mut self, manager: &str) {
+        self.0.retain(|(known, _)| **known != *manager);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn managers(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|(manager, _)| &**manager)
+    }
+
+    pub(crate) fn read(&self) -> BTreeMap<String, PartialFile> {
+        let read = |(manager, said): &(Box<str>, Said)| {
+            let partial = match said {
+                Said::Json(json) => serde_json::from_slice(json)
+                    .expect("broken invariant: it was read back when it was taken in"),
+                Said::Whole(partial) => PartialFile::clone(partial),
+            };
+            (String::from(&**manager), partial)
+        };
+        self.0.iter().map(read).collect()
+    }
+}
+
 /// Who says something about which object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Statement {
@@ -166,7 +219,7 @@ pub(crate) fn merge<'p>(
     base: &Object,
     partials: impl IntoIterator<Item = (&'p String, &'p PartialFile)>,
 ) -> Result<Merged, serde_json::Error> {
-    let mut said = Said::default();
+    let mut said = Merging::default();
     for (manager, partial) in partials
         .into_iter()
         .filter(|(_, partial)| partial.uid == base.uid())
@@ -187,7 +240,7 @@ pub(crate) fn merge<'p>(
 }
 
 #[derive(Default)]
-struct Said {
+struct Merging {
     annotations: BTreeMap<String, String>,
     status: Map<String, Value>,
     conditions: Vec<Value>,
@@ -196,7 +249,7 @@ struct Said {
     conflicts: Vec<Conflict>,
 }
 
-impl Said {
+impl Merging {
     fn take(&mut self, manager: &str, partial: &PartialFile) {
         for (key, value) in &partial.metadata.annotations {
             if self.claim(format!("metadata.annotations[{key:?}]"), manager) {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use crate::directory::Directory;
 use crate::object::{Object, ObjectKey};
+use crate::packed::Packed;
 use crate::problem::Problem;
 
 /// One change of the cluster.
@@ -18,11 +19,89 @@ pub enum Event {
     Deleted(ObjectKey),
 }
 
+/// Several events, in their order. They are small until they are taken out, one by one: the first batch holds the
+/// whole cluster, and nobody wants all of its objects at once.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Events(Vec<Change>);
+
+#[derive(Clone, Debug, PartialEq)]
+enum Change {
+    Applied(Packed),
+    Deleted(ObjectKey),
+}
+
+impl Events {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Each of them; its object is made for the caller.
+    pub fn iter(&self) -> impl Iterator<Item = Event> + '_ {
+        self.0.iter().map(Change::event)
+    }
+
+    /// Adds what came later.
+    pub fn append(&mut self, mut later: Self) {
+        self.0.append(&mut later.0);
+    }
+
+    pub(crate) fn applied(&mut self, object: Packed) {
+        self.0.push(Change::Applied(object));
+    }
+
+    pub(crate) fn deleted(&mut self, key: ObjectKey) {
+        self.0.push(Change::Deleted(key));
+    }
+}
+
+impl Change {
+    fn event(&self) -> Event {
+        match self {
+            Self::Applied(object) => Event::Applied(object.unpack()),
+            Self::Deleted(key) => Event::Deleted(key.clone()),
+        }
+    }
+}
+
+/// Takes events out of [`Events`], one by one.
+#[derive(Debug)]
+pub struct IntoIter(std::vec::IntoIter<Change>);
+
+impl Iterator for IntoIter {
+    type Item = Event;
+
+    fn next(&mut self) -> Option<Event> {
+        Some(match self.0.next()? {
+            Change::Applied(object) => Event::Applied(object.unpack()),
+            Change::Deleted(key) => Event::Deleted(key),
+        })
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.0.size_hint()
+    }
+}
+
+impl IntoIterator for Events {
+    type Item = Event;
+    type IntoIter = IntoIter;
+
+    fn into_iter(self) -> IntoIter {
+        IntoIter(self.0.into_iter())
+    }
+}
+
 /// What changed together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     /// At most one for each object: first all that is gone, then all that is new or changed, ordered by [`ObjectKey`].
-    pub events: Vec<Event>,
+    pub events: Events,
     /// All that is wrong at this moment, not only what is new.
     pub problems: Vec<Problem>,
 }

@@ -58,10 +58,10 @@ impl Cluster {
         let batch = tokio::time::timeout(Duration::from_secs(10), self.source.next())
             .await
             .expect("no batch came");
-        for event in &batch.events {
+        for event in batch.events.iter() {
             match event {
                 Event::Applied(object) => {
-                    self.state.insert(object.name().to_owned(), object.clone());
+                    self.state.insert(object.name().to_owned(), object);
                 }
                 Event::Deleted(key) => {
                     self.state
@@ -137,8 +137,8 @@ async fn the_first_batch_is_the_whole_state() {
     assert_eq!(cluster.batches, 1);
     assert!(
         matches!(
-            &cluster.batch.events[0],
-            Event::Applied(Object::Namespace(_))
+            cluster.batch.events.iter().next(),
+            Some(Event::Applied(Object::Namespace(_)))
         ),
         "what others refer to comes first"
     );
@@ -267,7 +267,7 @@ async fn problems_are_listed_while_they_hold() {
     cluster.write("a.yaml", "a: [\n");
     cluster.next().await;
     assert_eq!(cluster.labels(), ["a=1"], "the last good state stays");
-    assert_eq!(cluster.batch.events, []);
+    assert!(cluster.batch.events.is_empty());
     assert!(
         cluster.problems()[0].starts_with("a.yaml:"),
         "{:?}",

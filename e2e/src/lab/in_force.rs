@@ -29,13 +29,13 @@ impl InForce {
     }
 
     pub fn follow(&mut self, batch: &Batch) -> Result<()> {
-        for event in &batch.events {
+        for event in batch.events.iter() {
             match event {
                 Event::Applied(object) => {
-                    self.objects.insert(object.key(), object.clone());
+                    self.objects.insert(object.key(), object);
                 }
                 Event::Deleted(key) => {
-                    self.objects.remove(key);
+                    self.objects.remove(&key);
                 }
             }
         }

@@ -183,8 +183,8 @@ async fn watch_pods(mut source: cluster::Source, shared: Rc<Shared>) {
             ));
         }
         // Names first: the tokens of pods in the same batch need them.
-        for event in &batch.events {
-            shared.remember_uid(event);
+        for event in batch.events.iter() {
+            shared.remember_uid(&event);
         }
         for event in batch.events {
             match event {

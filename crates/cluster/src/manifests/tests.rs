@@ -4,6 +4,8 @@ use proptest::prelude::*;
 
 use super::file::MAX_PROBLEMS_PER_FILE;
 use super::*;
+use crate::object::Object;
+use crate::source::Event;
 
 fn pod(name: &str, label: &str) -> String {
     format!("apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\n  labels:\n    v: \"{label}\"\n")
@@ -201,7 +203,7 @@ fn a_status_comes_and_goes_with_its_file() {
         "{\"uid\": \"u1\", \"status\": {\"podIP\": \"10.0.0.1\"}}",
     );
     let batch = check.manifests.commit().unwrap();
-    let [Event::Applied(Object::Pod(pod))] = &batch.events[..] else {
+    let [Event::Applied(Object::Pod(pod))] = &batch.events.iter().collect::<Vec<_>>()[..] else {
         panic!("{batch:?}")
     };
     assert_eq!(
@@ -218,7 +220,7 @@ fn a_status_comes_and_goes_with_its_file() {
     );
     check.forget(place);
     let batch = check.manifests.commit().unwrap();
-    let [Event::Applied(Object::Pod(pod))] = &batch.events[..] else {
+    let [Event::Applied(Object::Pod(pod))] = &batch.events.iter().collect::<Vec<_>>()[..] else {
         panic!("{batch:?}")
     };
     assert_eq!(pod.status, None);
@@ -239,7 +241,8 @@ fn a_status_without_object_waits_for_it_and_counts_only_for_its_uid() {
             &pod("a", "1").replace("  name", &format!("  uid: {uid}\n  name")),
         );
         let batch = check.manifests.commit().unwrap();
-        let [Event::Applied(Object::Pod(pod))] = &batch.events[..] else {
+        let [Event::Applied(Object::Pod(pod))] = &batch.events.iter().collect::<Vec<_>>()[..]
+        else {
             panic!("{batch:?}")
         };
         pod.status.as_ref().and_then(|status| status.pod_ip.clone())
@@ -338,7 +341,8 @@ proptest! {
         let _batch = check.manifests.commit();
         let mended = |problem: &Problem| problem.severity != Severity::Error;
         if !check.manifests.problems().iter().all(mended) {
-            prop_assert!(check.manifests.published.contains_key(&ObjectKey::namespaced(crate::Kind::Pod, "default", "a")));
+            let key = ObjectKey::namespaced(crate::Kind::Pod, "default", "a");
+            prop_assert!(check.manifests.objects[&key].published.is_some());
         }
         check.manifests.read(Path::new(".status/Pod/default/a/kubelet.json"), Ok(bytes));
         let _batch = check.manifests.commit();

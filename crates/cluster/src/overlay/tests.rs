@@ -172,3 +172,24 @@ fn places_of_statements_are_read_as_they_are_written() {
         assert!(Statement::from_path(Path::new(path)).is_err(), "{path}");
     }
 }
+
+#[test]
+fn partials_come_back_as_they_were() {
+    let mut partials = Partials::default();
+    let partial = |status: &str| {
+        let text = format!("{{\"uid\": \"u\", \"status\": {{\"x\": {status}}}}}");
+        parse(&text, Kind::Pod).unwrap()
+    };
+    // The second one means something else to the JSON library once its keys are in order.
+    let said = ["1", "{\"a\": 1, \"$serde_json::private::RawValue\": \"x\"}"];
+    for (manager, status) in ["one", "two"].into_iter().zip(said) {
+        partials.insert(manager, partial("{}"));
+        partials.insert(manager, partial(status));
+    }
+    assert_eq!(partials.managers().collect::<Vec<_>>(), ["one", "two"]);
+    for (manager, status) in ["one", "two"].into_iter().zip(said) {
+        assert_eq!(partials.read()[manager], partial(status), "{status}");
+        partials.remove(manager);
+    }
+    assert!(partials.is_empty());
+}
