@@ -17,6 +17,7 @@ mod fold;
 mod hosts;
 mod networks;
 mod selection;
+mod sharing;
 mod told;
 mod world;
 
@@ -37,6 +38,7 @@ use crate::{
     translate::Mesh,
 };
 use allocate::Allocator;
+use sharing::Sharing;
 use told::Told;
 pub use world::Standing;
 use world::World;
@@ -84,6 +86,7 @@ pub struct Changes {
 pub struct Index {
     mesh: Mesh,
     world: World,
+    sharing: Sharing,
     dirty: BTreeSet<Subject>,
     resources: HashMap<Subject, Vec<(ResourceType, Arc<str>, Version)>>,
     /// Which subjects looked at a Gateway, and the other way round.
@@ -107,6 +110,7 @@ impl Index {
             allocator: mesh.auto_allocate.map(Allocator::new),
             mesh,
             world: World::default(),
+            sharing: Sharing::default(),
             dirty: BTreeSet::new(),
             resources: HashMap::new(),
             users: HashMap::new(),
@@ -268,8 +272,8 @@ impl PodLookup for Index {
         let pod = self.world.namespaces.get(namespace)?.pods.get(name)?;
         Some(PodFacts {
             uid: pod.uid.clone(),
-            service_account: pod.service_account.clone(),
-            node: (!pod.node.is_empty()).then(|| pod.node.clone()),
+            service_account: pod.service_account.to_string(),
+            node: (!pod.node.is_empty()).then(|| pod.node.to_string()),
             life: match pod.life {
                 Life::Live => PodLife::Live,
                 Life::Ended => PodLife::Ended,
@@ -285,7 +289,7 @@ impl PodLookup for Index {
                 let here = self.world.namespaces.get(&name.namespace);
                 here.and_then(|here| here.pods.get(&name.name))
                     .is_some_and(|pod| {
-                        pod.life == Life::Live && pod.service_account == service_account
+                        pod.life == Life::Live && *pod.service_account == *service_account
                     })
             })
     }

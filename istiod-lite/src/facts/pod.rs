@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the index keeps of a Pod.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::Arc};
 
 use k8s_openapi::{api::core::v1 as core, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
@@ -14,13 +14,13 @@ pub struct Pod {
     /// `metadata.uid`: tells two pods of one name apart.
     pub uid: String,
     /// Its labels.
-    pub labels: Labels,
+    pub labels: Arc<Labels>,
     /// Its addresses; none while it has none, or when one of them can't be read.
     pub addresses: Vec<IpAddr>,
     /// The node it was scheduled to, or empty.
-    pub node: String,
+    pub node: Arc<str>,
     /// The service account that it runs as.
-    pub service_account: String,
+    pub service_account: Arc<str>,
     /// Whether it still runs.
     pub life: Life,
     /// Whether it takes connections.
@@ -30,9 +30,9 @@ pub struct Pod {
     /// How it is reached.
     pub tunnel: Tunnel,
     /// Its named TCP ports.
-    pub named_ports: Vec<(String, u16)>,
+    pub named_ports: Arc<[(String, u16)]>,
     /// The name of what it is a replica of.
-    pub workload_name: String,
+    pub workload_name: Arc<str>,
 }
 
 impl Pod {
@@ -117,8 +117,11 @@ pub fn read(pod: &core::Pod) -> Read<Pod> {
         addresses: status
             .map(|s| addresses(s, &mut problems))
             .unwrap_or_default(),
-        node: spec.and_then(|s| s.node_name.clone()).unwrap_or_default(),
-        service_account: service_account.to_owned(),
+        node: spec
+            .and_then(|s| s.node_name.as_deref())
+            .unwrap_or_default()
+            .into(),
+        service_account: service_account.into(),
         life,
         health,
         network: if host_network {
@@ -127,9 +130,9 @@ pub fn read(pod: &core::Pod) -> Read<Pod> {
             PodNetwork::Own
         },
         tunnel: tunnel(&labels, meta),
-        named_ports: spec.map(named_ports).unwrap_or_default(),
-        workload_name: workload_name(pod, &labels),
-        labels,
+        named_ports: spec.map(named_ports).unwrap_or_default().into(),
+        workload_name: workload_name(pod, &labels).into(),
+        labels: Arc::new(labels),
     };
     Read { facts, problems }
 }
@@ -261,6 +264,7 @@ mod tests {
         })))
         .facts
         .workload_name
+        .to_string()
     }
 
     #[test]
@@ -288,8 +292,8 @@ mod tests {
     #[test]
     fn a_pod_without_generated_name_keeps_its_own() {
         let facts = read(&pod(serde_json::json!({"metadata": {"name": "solo"}}))).facts;
-        assert_eq!(facts.workload_name, "solo");
-        assert_eq!(facts.service_account, "default");
+        assert_eq!(&*facts.workload_name, "solo");
+        assert_eq!(&*facts.service_account, "default");
     }
 
     #[test]
@@ -346,7 +350,7 @@ mod tests {
         })))
         .facts;
         assert_eq!(
-            facts.named_ports,
+            *facts.named_ports,
             [("web".to_owned(), 8080), ("side".to_owned(), 9000)]
         );
     }

@@ -69,7 +69,7 @@ impl Index {
                 name,
                 pod,
                 network: self.network(),
-                locality: self.world.nodes.get(&pod.node),
+                locality: self.world.nodes.get(&*pod.node),
                 // A Kubernetes service never shares its name with an entry's host here.
                 services: services.chain(entries).collect(),
                 policies: self.policies_of(&name.namespace, here, &pod.labels),

@@ -36,7 +36,7 @@ impl Index {
 
     fn fold_object(&mut self, object: &Object) -> Option<ObjectKey> {
         let key = object.key();
-        let name = NamespacedName::new(object.namespace(), object.name());
+        let name = NamespacedName::new(self.sharing.text(object.namespace()), object.name());
         let mut problems = Vec::new();
         let mut conditions = None;
         let mut addresses = Vec::new();
@@ -123,10 +123,8 @@ impl Index {
     }
 
     fn fold_deletion(&mut self, key: ObjectKey) -> Option<ObjectKey> {
-        let name = NamespacedName::new(
-            key.namespace.as_deref().unwrap_or_default(),
-            key.name.as_str(),
-        );
+        let namespace = key.namespace.as_deref().unwrap_or_default();
+        let name = NamespacedName::new(self.sharing.text(namespace), key.name.as_str());
         match key.kind {
             Kind::Namespace => self.set_namespace(&name.name, namespace::Namespace::default()),
             Kind::Node => self.set_node(&name.name, None),
@@ -188,6 +186,7 @@ impl Index {
     }
 
     fn set_pod(&mut self, name: &NamespacedName, facts: Option<pod::Pod>) {
+        let facts = facts.map(|facts| self.sharing.share(facts));
         let here = self
             .world
             .namespaces

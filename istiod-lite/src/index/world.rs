@@ -36,7 +36,7 @@ pub(super) struct World {
     pub(super) namespaces: BTreeMap<Arc<str>, Inhabitants>,
     pub(super) nodes: HashMap<String, Locality>,
     pub(super) classes: HashMap<String, Class>,
-    pub(super) pods_by_node: HashMap<String, BTreeSet<NamespacedName>>,
+    pub(super) pods_by_node: HashMap<Arc<str>, BTreeSet<NamespacedName>>,
     pub(super) gateways_by_class: HashMap<String, BTreeSet<NamespacedName>>,
     /// Those that lead into each network.
     pub(super) gateways_by_network: HashMap<String, BTreeSet<NamespacedName>>,
