@@ -25,6 +25,8 @@ use self::lookup::Lookup;
 
 /// How many removals of a type are remembered.
 const MAX_TOMBSTONES: usize = 65_536;
+/// What a resource takes while it is being sent, beside its name and its body.
+const RESOURCE_BYTES: usize = 256;
 
 /// The two types that are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -89,6 +91,14 @@ pub struct Entry {
     changed: u64,
 }
 
+impl Entry {
+    /// About how many bytes of memory it takes to send it: name and body as they are and
+    /// encoded, and the message around them.
+    pub fn weight(&self, name: &str) -> usize {
+        2 * (name.len() + self.body.len()) + RESOURCE_BYTES
+    }
+}
+
 /// One resource's change.
 #[derive(Debug, Clone)]
 pub struct Change {
@@ -107,6 +117,7 @@ pub struct Table {
     by_change: BTreeSet<(u64, Arc<str>)>,
     gone: BTreeSet<(u64, Arc<str>)>,
     gone_at: BTreeMap<Arc<str>, u64>,
+    weight: usize,
     /// Removals up to this generation may have been forgotten.
     horizon: u64,
 }
@@ -145,6 +156,21 @@ impl Table {
         self.live.is_empty()
     }
 
+    /// About how many bytes of memory it takes to send them all.
+    pub fn weight(&self) -> usize {
+        self.weight
+    }
+
+    /// About how many bytes of memory it takes to send what has changed after this
+    /// generation.
+    pub fn weight_since(&self, generation: u64) -> usize {
+        let after = (generation.saturating_add(1), Arc::from(""));
+        let names = self.by_change.range(after..).map(|(_, name)| name);
+        names
+            .filter_map(|name| Some(self.live.get(name)?.weight(name)))
+            .sum()
+    }
+
     /// What has changed after this generation.
     ///
     /// # Errors
@@ -167,6 +193,7 @@ impl Table {
         let before = self.live.remove(&name);
         if let Some(before) = &before {
             self.by_change.remove(&(before.changed, name.clone()));
+            self.weight -= before.weight(&name);
         }
         if let Some(body) = body {
             if let Some(at) = self.gone_at.remove(&name) {
@@ -178,6 +205,7 @@ impl Table {
                 changed: generation,
             };
             self.by_change.insert((generation, name.clone()));
+            self.weight += entry.weight(&name);
             self.live.insert(name, entry);
         } else if before.is_some() {
             self.gone_at.insert(name.clone(), generation);

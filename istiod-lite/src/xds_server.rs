@@ -47,8 +47,8 @@ const POLICIES_GRACE: Duration = Duration::from_millis(100);
 const MAX_AGE: Duration = Duration::from_secs(30 * 60);
 /// Responses that a slow reader may leave in its queue.
 const QUEUE: usize = 4;
-/// What all large pushes together may hold in memory, in KiB.
-const BUDGET_KIB: u32 = 64 * 1024;
+/// What all large pushes together may hold in memory, in KiB; a larger one goes alone.
+const BUDGET_KIB: u32 = 128 * 1024;
 /// Pushes smaller than this don't count.
 const SMALL_KIB: usize = 256;
 /// How long a large push may keep others waiting.
@@ -276,6 +276,9 @@ impl ClientStream {
         if self.session.is_on_demand() {
             self.service.catalogue.keep_lookup();
         }
+        // Its turn comes before anything is made for it: clients that come all at once wait with empty hands.
+        let at_most = self.session.at_most(&self.service.catalogue.read());
+        let mut share = self.share(at_most).await?;
         let Push { responses, bytes } = {
             let tables = self.service.catalogue.read();
             let push = self.session.push(&tables);
@@ -284,13 +287,12 @@ impl ClientStream {
         if responses.is_empty() {
             return Ok(());
         }
-        let kib = bytes / 1024;
-        if kib > SMALL_KIB {
-            let share = u32::try_from(kib).unwrap_or(u32::MAX).min(BUDGET_KIB);
-            let share = Arc::clone(&self.service.budget)
-                .acquire_many_owned(share)
-                .await;
-            let share = share.expect("the budget is never closed");
+        if bytes / 1024 <= SMALL_KIB {
+            share = None;
+        } else if share.is_none() {
+            share = self.share(bytes).await?;
+        }
+        if let Some(share) = share {
             self.held = Some(Held {
                 _share: share,
                 until: Instant::now() + BUDGET_HOLD,
@@ -303,6 +305,22 @@ impl ClientStream {
             self.send(response).await?;
         }
         Ok(())
+    }
+
+    /// Waits for its share of the budget; small pushes need none.
+    async fn share(&self, bytes: usize) -> Result<Option<OwnedSemaphorePermit>, End> {
+        let kib = bytes / 1024;
+        if kib <= SMALL_KIB {
+            return Ok(None);
+        }
+        let share = u32::try_from(kib).unwrap_or(u32::MAX).min(BUDGET_KIB);
+        tokio::select! {
+            share = Arc::clone(&self.service.budget).acquire_many_owned(share) => {
+                Ok(Some(share.expect("broken invariant: the budget is never closed")))
+            }
+            () = self.responses.closed() => Err(End::Quietly),
+            () = self.service.drain.requested() => Err(End::Quietly),
+        }
     }
 
     async fn send(&self, response: DeltaDiscoveryResponse) -> Result<(), End> {

@@ -29,7 +29,7 @@ use self::{
     interest::{Everything, Interest, Owed, WILDCARD},
     news::{Known, News, resource},
 };
-use crate::catalogue::{ResourceType, Tables, TooFarBehind};
+use crate::catalogue::{ResourceType, Table, Tables, TooFarBehind};
 
 /// How many names a client may subscribe to, for each type.
 const MAX_NAMES: usize = 100_000;
@@ -128,7 +128,7 @@ pub enum Violation {
 pub struct Push {
     /// The responses.
     pub responses: Vec<DeltaDiscoveryResponse>,
-    /// How many bytes of resources they hold.
+    /// About how many bytes of memory it takes to send them.
     pub bytes: usize,
 }
 
@@ -209,6 +209,17 @@ impl Session {
         self.in_flight.is_empty()
     }
 
+    /// How many bytes [`Self::push`] may come to now, for a client that wants everything;
+    /// 0 for others, since it takes as long to find out as to do it.
+    pub fn at_most(&self, tables: &Tables) -> usize {
+        if !self.is_idle() || tables.generation() == 0 {
+            return 0;
+        }
+        let of = |of, subscription: &Subscription| subscription.at_most(tables.of(of));
+        of(ResourceType::Address, &self.addresses)
+            + of(ResourceType::Authorization, &self.authorizations)
+    }
+
     /// What to send now; nothing while something is in flight or the client is current.
     ///
     /// # Errors
@@ -272,7 +283,7 @@ impl Session {
         push.bytes += news
             .updated
             .iter()
-            .map(|(_, entry)| entry.body.len())
+            .map(|(name, entry)| entry.weight(name))
             .sum::<usize>();
         let nonce = self.nonce(generation);
         let report = &mut self.subscription(of).report;
@@ -369,6 +380,15 @@ impl Subscription {
         match &self.interest {
             Some(interest) if interest.names.len() > MAX_NAMES => Err(Violation::TooManyNames),
             _ => Ok(()),
+        }
+    }
+
+    fn at_most(&self, table: &Table) -> usize {
+        match (&self.interest, &self.owed) {
+            (Some(interest), _) if interest.everything == Everything::NotWanted => 0,
+            (None, _) => 0,
+            (Some(_), Owed::Everything(_)) => table.weight(),
+            (Some(_), _) => table.weight_since(self.seen),
         }
     }
 

@@ -310,3 +310,41 @@ fn the_number_of_names_is_bounded() {
     };
     assert_eq!(session.hear(request), Err(Violation::TooManyNames));
 }
+
+#[test]
+fn a_push_never_takes_more_than_was_said_before() {
+    let mut client = Client::new(&[(ADDRESS, "a"), (ADDRESS, "b"), (POLICY, "p")]);
+    let at_most = |client: &Client| client.session.at_most(&client.catalogue.read());
+    let pushed = |client: &mut Client| {
+        let push = client.session.push(&client.catalogue.read());
+        let Push { responses, bytes } = push.expect("remembered");
+        client.acknowledge(&responses);
+        bytes
+    };
+    assert_eq!(at_most(&client), 0, "nothing is asked for");
+    client.subscribe(POLICY);
+    client.subscribe(ADDRESS);
+    let all = at_most(&client);
+    assert!(all > 0);
+    assert_eq!(pushed(&mut client), all);
+    assert_eq!((at_most(&client), pushed(&mut client)), (0, 0));
+    client.publish(&[(ADDRESS, "a", Some("2")), (ADDRESS, "b", None)]);
+    let one = at_most(&client);
+    assert!(0 < one && one < all, "{one} of {all}");
+    assert_eq!(pushed(&mut client), one);
+    // What it holds already counts, until it is looked at.
+    let tables = client.catalogue.read();
+    let version = tables.of(ADDRESS).get("a").expect("it is there").1.version;
+    drop(tables);
+    let mut back = Client {
+        session: Session::default(),
+        catalogue: client.catalogue,
+    };
+    back.ask(DeltaDiscoveryRequest {
+        initial_resource_versions: [("a".to_owned(), version.to_string())].into(),
+        ..wildcard(ADDRESS)
+    });
+    back.session.stop_waiting();
+    assert!(at_most(&back) > 0);
+    assert_eq!(pushed(&mut back), 0);
+}
