@@ -51,7 +51,8 @@ const EXPIRY_PERIOD: Duration = Duration::from_secs(60);
 
 /// Runs until a signal or the admin port ends it, or until another process has taken over and nothing is left to carry.
 pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
-    check_privileges(config.inpod.mark)?;
+    let own = capture::Netns::current().context("cannot open the own network namespace")?;
+    check_privileges(&own, config.inpod.mark)?;
     let metrics = Metrics::default();
     metrics
         .install()
@@ -151,6 +152,7 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
     let synced = follow_control_plane(&config, addresses, &metrics)?;
     let agent = ZdsClient::new(
         config.inpod.socket.clone(),
+        own,
         Arc::clone(&proxies),
         succession.predecessor(),
         pods_ready,
@@ -213,11 +215,10 @@ async fn drain(proxies: &Proxies, limit: Duration) {
 }
 
 /// What every later step needs; better to fail here, in words, than in each pod.
-fn check_privileges(mark: u32) -> anyhow::Result<()> {
-    let own = capture::Netns::current().context("cannot open the own network namespace")?;
+fn check_privileges(own: &capture::Netns, mark: u32) -> anyhow::Result<()> {
     own.enter(|| ())
         .context("cannot enter a network namespace: is CAP_SYS_ADMIN granted?")?;
-    capture::socket::tcp_socket(&own, socket2::Domain::IPV4, Some(mark), None)
+    capture::socket::tcp_socket(own, socket2::Domain::IPV4, Some(mark), None)
         .context("cannot mark a socket: is CAP_NET_ADMIN granted?")?;
     Ok(())
 }

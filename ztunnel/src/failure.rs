@@ -13,8 +13,8 @@ use hbone::wire::MalformedRequest;
 use hbone::{BehindError, OpenError, TunnelError};
 use identity::{CertificateError, tls};
 
+use crate::binding::Unbound;
 use crate::limits::Full;
-use crate::pods::PodInfo;
 use crate::route::{InboundRefusal, Refusal};
 
 #[derive(Debug, thiserror::Error)]
@@ -27,13 +27,9 @@ pub enum Failure {
     PolicyChanged(Arc<str>),
     #[error("destination {0} is this proxy itself")]
     Loop(SocketAddr),
-    #[error("workload {0} is not known to the mesh on this node")]
-    UnknownWorkload(PodInfo),
-    #[error("address {address} does not belong to workload {pod}")]
-    ForeignAddress {
-        address: std::net::IpAddr,
-        pod: PodInfo,
-    },
+    /// The pod is not proven to be the workload that it would speak as.
+    #[error("{0}")]
+    Unbound(#[from] Unbound),
     /// Where a destination stands in the mesh is not known, and must not be guessed.
     #[error("cannot learn what {key} is: {reason}")]
     Unlearned {
@@ -96,6 +92,8 @@ pub enum Flag {
     NoRoute,
     /// The pod that speaks is none that the mesh knows.
     UnknownSource,
+    /// The pod is not the one that the mesh knows by its name, or the address is not the pod's.
+    WrongPod,
     /// The CONNECT request asks for what this workload doesn't serve.
     BadRequest,
     /// There are too many already.
@@ -118,6 +116,7 @@ impl Flag {
             Self::IdentityError => "IDENTITY_ERROR",
             Self::NoRoute => "NO_ROUTE",
             Self::UnknownSource => "UNKNOWN_SOURCE",
+            Self::WrongPod => "WRONG_POD",
             Self::BadRequest => "BAD_REQUEST",
             Self::Limit => "LIMIT",
             Self::Dns => "DNS",
@@ -135,12 +134,13 @@ impl fmt::Display for Flag {
 impl Failure {
     pub fn flag(&self) -> Flag {
         match self {
-            Self::Denied(_) | Self::PolicyChanged(_) | Self::ForeignAddress { .. } => Flag::Deny,
+            Self::Denied(_) | Self::PolicyChanged(_) => Flag::Deny,
             Self::Loop(_)
             | Self::NoRoute(_)
             | Self::Unlearned { .. }
             | Self::NotServed(InboundRefusal::Loop(_)) => Flag::NoRoute,
-            Self::UnknownWorkload(_) => Flag::UnknownSource,
+            Self::Unbound(Unbound::Unknown(_)) => Flag::UnknownSource,
+            Self::Unbound(_) => Flag::WrongPod,
             Self::Connect { .. }
             | Self::ConnectTimeout { .. }
             | Self::Copy(_)

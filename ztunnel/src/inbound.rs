@@ -245,7 +245,7 @@ impl Streams {
     ) -> Result<Accepted, (StatusCode, Failure)> {
         let shared = &self.pod.shared;
         if let Some(on_demand) = &shared.on_demand
-            && let Some(workload) = self.pod.workload()
+            && let Ok(workload) = self.pod.workload()
         {
             self.pod.wonder_at(&workload, self.peer.ip());
             let (reached, network) = (self.reached.ip(), &*shared.settings.network);
@@ -265,12 +265,10 @@ impl Streams {
         peer: &SpiffeId,
     ) -> Result<Accepted, (StatusCode, Failure)> {
         let pod = &self.pod;
-        let workload = pod.workload().ok_or_else(|| {
-            (
-                StatusCode::SERVICE_UNAVAILABLE,
-                Failure::UnknownWorkload(pod.info.clone()),
-            )
-        })?;
+        // The tunnel may be older than what is known of the pod.
+        let workload = pod
+            .workload_now_at(self.reached.ip())
+            .map_err(|unbound| (StatusCode::SERVICE_UNAVAILABLE, unbound.into()))?;
         let refused =
             |refusal: route::InboundRefusal| (refusal.status(), Failure::NotServed(refusal));
         let network = &*pod.shared.settings.network;

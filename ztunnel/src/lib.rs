@@ -15,6 +15,7 @@ pub mod succession;
 
 pub mod zds_client;
 
+pub mod binding;
 pub mod pods;
 
 pub mod proxy;

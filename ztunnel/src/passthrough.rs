@@ -44,7 +44,7 @@ async fn connection(
         reset(client);
         return Err(Failure::Loop(destination));
     }
-    let workload = match pod.known_workload().await {
+    let workload = match pod.workload_reached(destination.ip()).await {
         Ok(workload) => workload,
         Err(failure) => {
             reset(client);

@@ -82,6 +82,16 @@ pub enum ProtocolError {
 pub enum Refusal {
     #[error("its network namespace belongs to pod {0}, which is still served")]
     SharedNamespace(PodUid),
+    #[error("its network namespace is this proxy's own")]
+    OwnNamespace,
+}
+
+/// What follows from a pod that the agent named.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Added<N> {
+    /// To be done even where the pod is refused: what it had before holds no more.
+    pub actions: Vec<Action<N>>,
+    pub refusal: Option<Refusal>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,6 +102,8 @@ enum Phase {
 }
 
 pub struct Pods<N> {
+    /// Where this process is; no pod's.
+    own: Option<N>,
     phase: Phase,
     running: BTreeMap<PodUid, Pod<N>>,
     pending: BTreeMap<PodUid, Pod<N>>,
@@ -102,10 +114,19 @@ pub struct Pods<N> {
 impl<N: Clone + PartialEq> Pods<N> {
     pub fn new() -> Self {
         Self {
+            own: None,
             phase: Phase::Disconnected,
             running: BTreeMap::new(),
             pending: BTreeMap::new(),
             noted: BTreeSet::new(),
+        }
+    }
+
+    /// As [`Self::new`], for a process in this namespace.
+    pub fn beside(own: N) -> Self {
+        Self {
+            own: Some(own),
+            ..Self::new()
         }
     }
 
@@ -120,32 +141,45 @@ impl<N: Clone + PartialEq> Pods<N> {
         self.phase = Phase::Disconnected;
     }
 
-    pub fn add(&mut self, pod: Pod<N>) -> Result<Vec<Action<N>>, Refusal> {
+    pub fn add(&mut self, pod: Pod<N>) -> Added<N> {
         if self.phase == Phase::Snapshot {
             self.noted.insert(pod.uid.clone());
         }
         self.pending.remove(&pod.uid);
         let mut actions = Vec::new();
         match self.running.get(&pod.uid) {
-            Some(running) if *running == pod => return Ok(vec![Action::Stay(pod.uid)]),
+            Some(running) if *running == pod => {
+                return Added {
+                    actions: vec![Action::Stay(pod.uid)],
+                    refusal: None,
+                };
+            }
             Some(_) => {
                 self.running.remove(&pod.uid);
                 actions.push(Action::Stop(pod.uid.clone()));
             }
             None => {}
         }
-        // Two sets of listeners in one namespace would share connections at random, each under another identity.
-        if let Some(owner) = self
-            .running
-            .values()
-            .find(|running| running.netns == pod.netns)
-        {
-            let refusal = Refusal::SharedNamespace(owner.uid.clone());
-            self.pending.insert(pod.uid.clone(), pod);
-            return Err(refusal);
+        let refusal = self.refusal(&pod);
+        match refusal {
+            None => actions.push(Action::Start(pod)),
+            // It never becomes a pod's.
+            Some(Refusal::OwnNamespace) => {}
+            Some(Refusal::SharedNamespace(_)) => {
+                self.pending.insert(pod.uid.clone(), pod);
+            }
         }
-        actions.push(Action::Start(pod));
-        Ok(actions)
+        Added { actions, refusal }
+    }
+
+    /// Two sets of listeners in one namespace would share connections at random, each under another identity.
+    fn refusal(&self, pod: &Pod<N>) -> Option<Refusal> {
+        if self.own.as_ref() == Some(&pod.netns) {
+            return Some(Refusal::OwnNamespace);
+        }
+        let mut running = self.running.values();
+        let owner = running.find(|running| running.netns == pod.netns)?;
+        Some(Refusal::SharedNamespace(owner.uid.clone()))
     }
 
     pub fn keep(&mut self, uid: PodUid) -> Result<(), ProtocolError> {
@@ -186,20 +220,15 @@ impl<N: Clone + PartialEq> Pods<N> {
         Ok(gone.into_iter().map(Action::Stop).chain(retries).collect())
     }
 
-    /// What to try again, at a time the shell chooses.
+    /// What to try again, at a time the shell chooses: of several pods that wait for one namespace, one.
     pub fn retry(&self) -> Vec<Action<N>> {
-        let free = |pod: &&Pod<N>| {
-            !self
-                .running
-                .values()
-                .any(|running| running.netns == pod.netns)
-        };
-        self.pending
-            .values()
-            .filter(free)
-            .cloned()
-            .map(Action::Start)
-            .collect()
+        let mut chosen: Vec<&Pod<N>> = Vec::new();
+        for pod in self.pending.values() {
+            if self.refusal(pod).is_none() && !chosen.iter().any(|other| other.netns == pod.netns) {
+                chosen.push(pod);
+            }
+        }
+        chosen.into_iter().cloned().map(Action::Start).collect()
     }
 
     pub fn started(&mut self, pod: Pod<N>) {
@@ -272,13 +301,21 @@ mod tests {
     }
 
     fn add(pods: &mut Pods<u32>, pod: Pod<u32>) -> Vec<String> {
-        let actions = pods.add(pod).expect("is not refused");
+        let Added { actions, refusal } = pods.add(pod);
+        assert_eq!(refusal, None);
         apply(pods, actions)
     }
 
     fn snapshot(pods: &mut Pods<u32>) -> Vec<String> {
         let actions = pods.snapshot_sent().expect("is the first snapshot");
         apply(pods, actions)
+    }
+
+    fn refused(owner: &str) -> Added<u32> {
+        Added {
+            actions: vec![],
+            refusal: Some(Refusal::SharedNamespace(owner.into())),
+        }
     }
 
     #[test]
@@ -323,15 +360,56 @@ mod tests {
         pods.connected();
         add(&mut pods, pod("a", 1));
         snapshot(&mut pods);
-        assert_eq!(
-            pods.add(pod("b", 1)),
-            Err(Refusal::SharedNamespace("a".into()))
-        );
+        assert_eq!(pods.add(pod("b", 1)), refused("a"));
         assert!(pods.retry().is_empty(), "the first still holds it");
         assert_eq!(pods.delete(&"a".into()), [Action::Stop("a".into())]);
         let retries = pods.retry();
         assert_eq!(apply(&mut pods, retries), ["start b in 1"]);
         assert!(pods.is_ready());
+    }
+
+    #[test]
+    fn a_pod_that_moves_into_a_taken_namespace_is_served_no_more() {
+        let mut pods = Pods::new();
+        pods.connected();
+        add(&mut pods, pod("a", 1));
+        add(&mut pods, pod("b", 2));
+        snapshot(&mut pods);
+        let Added { actions, refusal } = pods.add(pod("a", 2));
+        assert_eq!(apply(&mut pods, actions), ["stop a"]);
+        assert_eq!(refusal, Some(Refusal::SharedNamespace("b".into())));
+        // Its old one is free for whoever comes.
+        assert_eq!(add(&mut pods, pod("c", 1)), ["start c in 1"]);
+    }
+
+    #[test]
+    fn of_pods_that_wait_for_one_namespace_one_gets_it() {
+        let mut pods = Pods::new();
+        pods.connected();
+        for uid in ["a", "b", "c"] {
+            let refusal = pods.add(pod(uid, 1)).refusal;
+            assert_eq!(refusal.is_some(), uid != "a");
+            if uid == "a" {
+                pods.started(pod("a", 1));
+            }
+        }
+        snapshot(&mut pods);
+        pods.delete(&"a".into());
+        let retries = pods.retry();
+        assert_eq!(apply(&mut pods, retries), ["start b in 1"]);
+        assert_eq!(pods.pending_count(), 1);
+        assert!(pods.retry().is_empty());
+    }
+
+    #[test]
+    fn the_namespace_of_the_proxy_is_no_pods() {
+        let mut pods = Pods::beside(7);
+        pods.connected();
+        let added = pods.add(pod("a", 7));
+        assert_eq!(added.refusal, Some(Refusal::OwnNamespace));
+        assert!(added.actions.is_empty());
+        snapshot(&mut pods);
+        assert!(pods.is_ready(), "nothing waits for what never comes");
     }
 
     #[test]
@@ -360,7 +438,7 @@ mod tests {
         snapshot(&mut pods);
         pods.disconnected();
         pods.connected();
-        assert!(pods.add(pod("new", 1)).is_err());
+        assert_eq!(pods.add(pod("new", 1)), refused("old"));
         assert_eq!(snapshot(&mut pods), ["stop old", "start new in 1"]);
     }
 
@@ -385,8 +463,7 @@ mod tests {
     fn failed_starts_are_tried_again_until_they_succeed_or_are_deleted() {
         let mut pods = Pods::new();
         pods.connected();
-        let actions = pods.add(pod("a", 1)).expect("is not refused");
-        assert_eq!(actions.len(), 1);
+        assert_eq!(pods.add(pod("a", 1)).actions.len(), 1);
         pods.failed(pod("a", 1));
         pods.snapshot_sent().expect("is the first");
         assert!(!pods.is_ready());

@@ -5,6 +5,7 @@
 //! end, the pod goes away or the process drains. Every socket of a pod is made inside its namespace.
 
 mod admission;
+mod binding;
 mod permission;
 mod proxies;
 
@@ -33,6 +34,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::{Instrument as _, debug, info_span, warn};
 
 use self::admission::Admitted;
+use self::binding::Held;
 pub use self::proxies::{PodState, Proxies, Remaining};
 use crate::config::{Baggage, DecisionLog, InPod, Ipv6, OriginalSource, PortReuse, Tcp};
 use crate::connections::Connections;
@@ -50,8 +52,6 @@ use crate::relaying::POD_GONE;
 use crate::workers::{Place, WorkerId, Workers};
 use crate::{inbound, outbound, passthrough, route};
 
-/// How long a connection waits for its own pod to become known to the mesh.
-const WORKLOAD_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a pod that is removed may take to tell its peers. Its runtime waits for it.
 const FAREWELL: Duration = Duration::from_millis(250);
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -99,10 +99,11 @@ pub struct Settings {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen on port {port} inside the pod: {error}")]
-pub struct StartError {
-    port: u16,
-    error: io::Error,
+pub enum StartError {
+    #[error("cannot listen on port {port} inside the pod: {error}")]
+    Listen { port: u16, error: io::Error },
+    #[error("cannot read the addresses of the pod: {0}")]
+    Addresses(io::Error),
 }
 
 /// Which of a pod's three listeners took a connection.
@@ -145,6 +146,7 @@ pub struct PodProxy {
     pub uid: PodUid,
     pub info: PodInfo,
     pub netns: Netns,
+    held: Held,
     pub shared: Arc<Shared>,
     pub connections: Arc<Connections>,
     pub gates: Gates,
@@ -170,6 +172,7 @@ impl PodProxy {
         shared: &Arc<Shared>,
         mut inherited: Sockets,
     ) -> Result<Arc<Self>, StartError> {
+        let held = Held::read(&pod.netns).map_err(StartError::Addresses)?;
         let dns = match &shared.resolver {
             Some(resolver) => Some((resolver, listen_for_dns(pod, shared, resolver)?)),
             None => None,
@@ -190,7 +193,7 @@ impl PodProxy {
                 let _on_its_worker = shared.workers.enter(home);
                 Ok((TcpListener::from_std(listener)?, state))
             });
-            let (listener, state) = listener.map_err(|error| StartError {
+            let (listener, state) = listener.map_err(|error| StartError::Listen {
                 port: entrance.port(),
                 error,
             })?;
@@ -205,6 +208,7 @@ impl PodProxy {
             uid: pod.uid.clone(),
             info: pod.info.clone(),
             netns: pod.netns.clone(),
+            held,
             connections: Connections::new(workers),
             gates: Gates::new(shared.settings.limits),
             transparent,
@@ -370,11 +374,6 @@ impl PodProxy {
         self.tasks.token()
     }
 
-    /// The workload that this pod is, as the mesh knows it now.
-    pub fn workload(&self) -> Option<Arc<Workload>> {
-        self.workload_in(&self.shared.mesh.read())
-    }
-
     /// Whether the node agent lets the pod go.
     fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::Relaxed)
@@ -388,41 +387,7 @@ impl PodProxy {
     /// Whether peers are told to reach the pod without a tunnel, as far as the control plane has said here.
     fn is_plain(&self) -> bool {
         self.workload()
-            .is_none_or(|workload| workload.protocol != TunnelProtocol::Hbone)
-    }
-
-    fn workload_in(&self, store: &mesh::Store) -> Option<Arc<Workload>> {
-        let info = &self.info;
-        store
-            .local_workload(&info.namespace, &info.service_account, &info.name)
-            .cloned()
-    }
-
-    /// The workload that this pod is, provided that `address` is its own: a namespace handed over under the wrong name
-    /// must not speak with another pod's identity.
-    pub async fn workload_at(&self, address: IpAddr) -> Result<Arc<Workload>, Failure> {
-        let own = |store: &mesh::Store| {
-            self.workload_in(store)
-                .filter(|workload| workload.addresses.contains(&address))
-        };
-        match self.shared.mesh.wait_for(WORKLOAD_PATIENCE, own).await {
-            Some(workload) => Ok(workload),
-            None if self.workload().is_some() => Err(Failure::ForeignAddress {
-                address,
-                pod: self.info.clone(),
-            }),
-            None => Err(Failure::UnknownWorkload(self.info.clone())),
-        }
-    }
-
-    /// The workload that this pod is, waited for a while.
-    pub async fn known_workload(&self) -> Result<Arc<Workload>, Failure> {
-        let found = self
-            .shared
-            .mesh
-            .wait_for(WORKLOAD_PATIENCE, |store| self.workload_in(store))
-            .await;
-        found.ok_or_else(|| Failure::UnknownWorkload(self.info.clone()))
+            .map_or(true, |workload| workload.protocol != TunnelProtocol::Hbone)
     }
 
     /// Asks, for telemetry's sake, who speaks to this pod and which services it backs; waits for nothing.
@@ -511,7 +476,7 @@ impl PodProxy {
         let own = self
             .workload()
             .map(|workload| End::of(&workload))
-            .unwrap_or_else(|| End {
+            .unwrap_or_else(|_| End {
                 pod: self.info.name.clone(),
                 namespace: self.info.namespace.clone(),
                 ..End::default()
@@ -571,7 +536,7 @@ fn listen_for_dns(
     resolver: &Resolver,
 ) -> Result<dns::Listeners, StartError> {
     let listen = resolver.listen_at();
-    dns::listen(&pod.netns, listen, &shared.settings.inpod).map_err(|error| StartError {
+    dns::listen(&pod.netns, listen, &shared.settings.inpod).map_err(|error| StartError::Listen {
         port: listen.port(),
         error,
     })

@@ -25,7 +25,7 @@ use tracing::{debug, info, warn};
 
 use self::message::{Message, MessageError, decode, encode_ack, encode_hello};
 use crate::handover::{Predecessor, Sockets};
-use crate::pods::{Action, Pod, PodUid, Pods, ProtocolError};
+use crate::pods::{Action, Added, Pod, PodUid, Pods, ProtocolError};
 use crate::proxy::{PodProxy, Proxies, Remaining};
 
 /// Far more than the longest names make up; longer packets are cut off and refused.
@@ -87,8 +87,10 @@ enum Answer {
 }
 
 impl ZdsClient {
+    /// `own` is the namespace that this process is in.
     pub fn new(
         socket: PathBuf,
+        own: Netns,
         proxies: Arc<Proxies>,
         predecessor: Option<Arc<Predecessor>>,
         ready: ReadyHandle,
@@ -98,7 +100,7 @@ impl ZdsClient {
         let Signals { drain, relieved } = signals;
         Self {
             socket,
-            pods: Pods::new(),
+            pods: Pods::beside(own),
             proxies,
             predecessor,
             ready,
@@ -209,9 +211,11 @@ impl ZdsClient {
             Message::Add(pod) => {
                 debug!(uid = %pod.uid, pod = %pod.info, netns = %pod.netns.id(), "pod added");
                 let uid = pod.uid.clone();
-                match self.pods.add(pod) {
-                    Ok(actions) => self.carry_out(actions, Some(&uid)).await,
-                    Err(refusal) => {
+                let Added { actions, refusal } = self.pods.add(pod);
+                let answer = self.carry_out(actions, Some(&uid)).await;
+                match refusal {
+                    None => answer,
+                    Some(refusal) => {
                         self.arm_retry();
                         Answer::Failed(format!("pod {uid}: {refusal}"))
                     }

@@ -5,8 +5,10 @@
 //! and harmless. Short work (making a socket) enters on the calling thread; long work (netlink conversations) gets a
 //! thread of its own.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -98,6 +100,20 @@ impl Netns {
                 setns(netns.fd.as_fd(), CloneFlags::CLONE_NEWNET)?;
                 Ok(work())
             })
+    }
+
+    /// The addresses that interfaces inside the namespace have at this moment, those of the loopback included.
+    ///
+    /// # Errors
+    /// Those of entering it, and of asking the kernel, which takes a descriptor.
+    pub fn addresses(&self) -> io::Result<BTreeSet<IpAddr>> {
+        let interfaces = self.enter(nix::ifaddrs::getifaddrs)??;
+        let addresses = interfaces.filter_map(|interface| interface.address);
+        let ip = |address: nix::sys::socket::SockaddrStorage| {
+            let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+            v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+        };
+        Ok(addresses.filter_map(ip).collect())
     }
 
     /// Brings the loopback interface up, as every pod's sandbox has it.

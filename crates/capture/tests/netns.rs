@@ -6,7 +6,7 @@
 )]
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 
 use capture::contract::PACKET_MARK;
@@ -36,6 +36,18 @@ fn entering_a_namespace_changes_it_only_during_the_work() {
     assert_eq!(inside, other.id());
     assert_ne!(inside, home.id());
     assert_eq!(Netns::current().unwrap(), home);
+}
+
+#[test]
+fn a_namespace_has_the_addresses_of_its_own_interfaces() {
+    let other = netns();
+    let loopback = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    assert_eq!(other.addresses().unwrap(), loopback.into());
+    let without = Netns::create().unwrap();
+    assert!(
+        without.addresses().unwrap().is_empty(),
+        "its loopback is down"
+    );
 }
 
 #[test]

@@ -203,13 +203,14 @@ impl Store {
         self.workloads.by_hostname(namespace, hostname)
     }
 
-    /// A workload of this node, by what its pod calls itself.
-    pub fn local_workload(
+    /// The workloads of this node that a pod could be, by what it calls itself, ordered by uid: one, unless clusters
+    /// have nodes and pods of the same names.
+    pub fn local_workloads(
         &self,
         namespace: &str,
         service_account: &str,
         name: &str,
-    ) -> Option<&Arc<Workload>> {
+    ) -> impl Iterator<Item = &Arc<Workload>> {
         self.workloads.local(namespace, service_account, name)
     }
 

@@ -3,8 +3,8 @@
 //!
 //! Its keys and those inside them are Istio's. Ours are `refusals`, the latest connections that failed and why,
 //! `ejectedEndpoints`, those that are avoided because they fail to connect, `limits`, what each pod has and may have
-//! open, `dnsUpstreams`, and `verdict` on each inbound
-//! connection: the latest decision on it, naming the rule.
+//! open, `dnsUpstreams`, `unbound`, why a pod is not the workload of its name, and `verdict` on each inbound connection:
+//! the latest decision on it, naming the rule.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -103,6 +103,9 @@ struct Version<'a> {
 struct PodDump {
     state: PodState,
     info: PodInfo,
+    /// Why its connections are refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unbound: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     connections: Option<ConnectionsView>,
 }
@@ -131,6 +134,7 @@ pub(super) fn config_dump(shown: &Shown) -> AdminResponse {
         let dump = PodDump {
             state: pod.state,
             info: pod.info,
+            unbound: pod.unbound.map(|unbound| unbound.to_string()),
             connections: pod.connections,
         };
         (pod.uid.to_string(), dump)

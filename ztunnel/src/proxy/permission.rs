@@ -59,19 +59,17 @@ impl PodProxy {
     }
 
     fn decide(&self, facts: &InboundFacts) -> Decision {
-        let policies = {
-            let store = self.shared.mesh.read();
-            match self.workload_in(&store) {
-                Some(workload) => store.policies_for(&workload),
-                // Known a moment ago, removed since: what it allowed is not known any more.
-                None => {
-                    let policy = format!("(all policies of {})", self.info).into();
-                    return Decision::Deny {
-                        reason: DenyReason::Missing { policy },
-                    };
-                }
+        let workload = match self.workload() {
+            Ok(workload) => workload,
+            // Known a moment ago, removed or replaced since: what it allowed is not known any more.
+            Err(unbound) => {
+                let policy = format!("(all policies of {}: {unbound})", self.info).into();
+                return Decision::Deny {
+                    reason: DenyReason::Missing { policy },
+                };
             }
         };
+        let policies = self.shared.mesh.read().policies_for(&workload);
         let connection = facts.connection();
         for said in policies.dry_run(&connection) {
             info!(src = %facts.source_ip, dst = %facts.destination, "{said}");
@@ -96,12 +94,9 @@ impl PodProxy {
             *self.policy_missing_since.lock() = None;
             return None;
         }
-        let policies = {
-            let store = self.shared.mesh.read();
-            // A workload that the control plane withdrew for a moment keeps what it has; new connections are refused.
-            let workload = self.workload_in(&store)?;
-            store.policies_for(&workload)
-        };
+        // A workload that the control plane withdrew for a moment keeps what it has; new connections are refused.
+        let workload = self.workload().ok()?;
+        let policies = self.shared.mesh.read().policies_for(&workload);
         let patient_until = {
             let mut since = self.policy_missing_since.lock();
             if policies.missing.is_empty() {

@@ -13,6 +13,7 @@ use tokio::time::{sleep_until, timeout};
 use tracing::{info, warn};
 
 use super::{PodProxy, Shared, StartError};
+use crate::binding::Unbound;
 use crate::connections::ConnectionsView;
 use crate::handover::Sockets;
 use crate::limits::GatesView;
@@ -32,6 +33,8 @@ pub struct PodView {
     pub uid: PodUid,
     pub info: PodInfo,
     pub state: PodState,
+    /// Why its connections are refused, where it is not the workload of its name.
+    pub unbound: Option<Unbound>,
     /// None while it waits to be served.
     pub connections: Option<ConnectionsView>,
 }
@@ -165,6 +168,7 @@ impl Proxies {
                 true => PodState::Draining,
                 false => PodState::Up,
             },
+            unbound: pod.workload().err(),
             connections: Some(pod.connections.view()),
         });
         let pending = self.pending.lock().clone();
@@ -172,6 +176,7 @@ impl Proxies {
             uid,
             info,
             state: PodState::Pending,
+            unbound: None,
             connections: None,
         });
         running.chain(pending).collect()

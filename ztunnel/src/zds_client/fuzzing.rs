@@ -37,10 +37,7 @@ pub fn converse<'a>(
         let actions = match message {
             Err(error) if error.is_about_one_pod() => continue,
             Err(_) => return,
-            Ok(Message::Add(pod)) => match pods.add(pod) {
-                Ok(actions) => actions,
-                Err(_) => continue,
-            },
+            Ok(Message::Add(pod)) => pods.add(pod).actions,
             Ok(Message::Keep(uid)) => match pods.keep(uid) {
                 Ok(()) => continue,
                 Err(_) => return,

@@ -40,7 +40,8 @@ pub(crate) struct Node {
     pub(crate) client: Netns,
     pub(crate) server: Netns,
     pub(crate) plane: ControlPlane,
-    netns: Netns,
+    /// Where the process is.
+    pub(crate) netns: Netns,
     dir: TempDir,
     listener: SeqPacketListener,
     process: Child,

@@ -122,6 +122,14 @@ async fn two_pods_cannot_share_one_namespace() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_proxys_own_namespace_is_no_pods() {
+    let (node, agent) = Node::start(vec![]).await;
+    let error = agent.add("other", &node.netns).await;
+    assert!(error.contains("this proxy's own"), "{error}");
+    node.until_ready().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_drain_lets_open_connections_end_by_themselves() {
     let (mut node, _agent) = Node::start(vec![]).await;
     let mut socket = node.connect().unwrap();

@@ -2,9 +2,11 @@
 //! Connections that should work, and those that must not be made.
 
 use std::io::{Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, SocketAddr};
 
-use crate::harness::{CLIENT, Node, SERVICE, UNKNOWN, echoes, is_reset};
+use proto::zds::{SnapshotSent, workload_request};
+
+use crate::harness::{CLIENT, Node, SERVER, SERVICE, UNKNOWN, echoes, is_reset};
 
 const CLIENT_ID: &str = "spiffe://cluster.local/ns/default/sa/client";
 const SERVER_ID: &str = "spiffe://cluster.local/ns/default/sa/server";
@@ -174,13 +176,53 @@ async fn an_address_that_is_not_the_pods_own_cannot_speak_for_it() {
     assert!(
         node.counted(
             "istio_tcp_connections_failed_total",
-            &["response_flags=\"DENY\""]
+            &["response_flags=\"WRONG_POD\""]
         ) == 1
     );
     assert!(
         node.get(15000, "/config_dump")
             .contains("10.99.0.8 does not belong to workload default/client")
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn namespaces_handed_over_under_each_others_names_speak_for_nobody() {
+    let node = Node::start_without_pods(vec![]).await;
+    let agent = node.accept_agent().await;
+    assert_eq!(agent.add("client", &node.server).await, "");
+    assert_eq!(agent.add("server", &node.client).await, "");
+    let sent = workload_request::Payload::SnapshotSent(SnapshotSent {});
+    assert_eq!(agent.ask(sent).await, "");
+    node.until_ready().await;
+    let why = "the network namespace handed over as pod default/server has none of the addresses of that workload (10.77.0.2)";
+    let mut socket = node.connect().unwrap();
+    assert!(is_reset(&mut socket));
+    node.logged(&["connection failed", why]).await;
+    let labels = ["reporter=\"source\"", "response_flags=\"WRONG_POD\""];
+    assert_eq!(
+        node.counted("istio_tcp_connections_failed_total", &labels),
+        1
+    );
+    let dump = node.get(15000, "/config_dump");
+    let dump: serde_json::Value =
+        serde_json::from_str(dump.split_once("\r\n\r\n").unwrap().1).unwrap();
+    assert_eq!(dump["workloadState"]["uid-server"]["unbound"], why);
+
+    // And a tunnel that reaches one of them is not served either.
+    let mut tunnel = node
+        .connect_plainly(SocketAddr::from((SERVER, 15008)))
+        .unwrap();
+    assert_eq!(tunnel.read(&mut [0; 1]).unwrap_or(0), 0);
+    node.logged(&["direction=\"inbound\"", "handed over as pod default/client"])
+        .await;
+
+    for name in ["client", "server"] {
+        assert_eq!(agent.delete(name).await, "");
+    }
+    assert_eq!(agent.add("client", &node.client).await, "");
+    assert_eq!(agent.add("server", &node.server).await, "");
+    let mut socket = node.connect().unwrap();
+    echoes(&mut socket, b"put right").unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

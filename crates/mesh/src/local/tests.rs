@@ -38,7 +38,10 @@ fn loaded(text: &str) -> Store {
 #[test]
 fn a_file_becomes_workloads_services_and_policies() {
     let store = loaded(EXAMPLE);
-    let pod = store.local_workload("shop", "cart", "cart-0").unwrap();
+    let pod = store
+        .local_workloads("shop", "cart", "cart-0")
+        .next()
+        .unwrap();
     assert_eq!(pod.protocol, TunnelProtocol::Hbone);
     assert_eq!(
         pod.services.len(),

@@ -79,13 +79,28 @@ fn a_workload_is_found_by_uid_address_host_and_its_own_name() {
     assert!(store.workload_by_ip("", ip("10.0.0.1")).is_none());
     assert!(store.workload_by_hostname("shop", "cart-0.cart").is_some());
     assert!(store.workload_by_hostname("other", "cart-0.cart").is_none());
-    assert!(store.local_workload("shop", "cart", "cart-0").is_some());
-    assert!(store.local_workload("shop", "other", "cart-0").is_none());
+    assert!(
+        store
+            .local_workloads("shop", "cart", "cart-0")
+            .next()
+            .is_some()
+    );
+    assert!(
+        store
+            .local_workloads("shop", "other", "cart-0")
+            .next()
+            .is_none()
+    );
     store.remove("c1//Pod/shop/cart-0");
     assert!(store.workload("c1//Pod/shop/cart-0").is_none());
     assert!(store.workload_by_ip("net", ip("10.0.0.1")).is_none());
     assert!(store.workload_by_hostname("shop", "cart-0.cart").is_none());
-    assert!(store.local_workload("shop", "cart", "cart-0").is_none());
+    assert!(
+        store
+            .local_workloads("shop", "cart", "cart-0")
+            .next()
+            .is_none()
+    );
 }
 
 #[test]
@@ -140,7 +155,12 @@ fn a_workload_on_its_nodes_address_is_no_ones_address_but_an_endpoint() {
 fn a_workload_on_another_node_is_not_local() {
     let mut store = Store::new(Some("n2"));
     store.upsert_workload(workload("c1//Pod/shop/cart-0", "10.0.0.1"));
-    assert!(store.local_workload("shop", "cart", "cart-0").is_none());
+    assert!(
+        store
+            .local_workloads("shop", "cart", "cart-0")
+            .next()
+            .is_none()
+    );
 }
 
 #[test]

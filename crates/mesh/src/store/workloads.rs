@@ -120,8 +120,9 @@ impl Workloads {
         namespace: &str,
         service_account: &str,
         name: &str,
-    ) -> Option<&Arc<Workload>> {
-        self.local_by_name.get(name)?.iter().find(|workload| {
+    ) -> impl Iterator<Item = &Arc<Workload>> {
+        let named = self.local_by_name.get(name).into_iter().flatten();
+        named.filter(move |workload| {
             *workload.namespace == *namespace
                 && workload.identity.service_account() == service_account
         })

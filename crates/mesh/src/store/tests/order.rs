@@ -168,7 +168,10 @@ fn answers(store: &Store) -> String {
     let mut pods: Vec<_> = store.workloads().collect();
     pods.sort_by_key(|pod| &pod.uid);
     for pod in pods {
-        let found = store.local_workload(&pod.namespace, pod.identity.service_account(), &pod.name);
+        let account = pod.identity.service_account();
+        let found = store
+            .local_workloads(&pod.namespace, account, &pod.name)
+            .next();
         let set = store.policies_for(pod);
         all.push(format!("{}: {:?} {set:?}", pod.uid, found.map(|w| &w.uid)));
     }
