@@ -7,13 +7,17 @@
 //!
 //! Lines leave through a thread of their own and a bounded queue, so that a slow terminal costs the data plane
 //! nothing until [`QUEUE`] lines wait; from then on the caller waits too, since a lost access log line is worse. A
-//! warning that repeats itself is held back and counted; access lines never are.
+//! warning that repeats itself is held back and counted; access lines never are. A full disk stops nobody: lines wait
+//! for it, up to a bound (see `sink`).
 
 mod line;
 mod repeats;
+mod sink;
 
 use std::fmt;
+use std::fs::File;
 use std::io;
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::time::{Duration, Instant};
@@ -25,6 +29,7 @@ use tracing_subscriber::{EnvFilter, Registry, reload};
 
 use line::LineLayer;
 use repeats::Repeats;
+use sink::Sink;
 
 /// Lines that may wait for the writer.
 pub const QUEUE: usize = 10_000;
@@ -112,9 +117,12 @@ pub fn init(config: &LogConfig) -> Result<Logs, LogError> {
     let (filter, handle) = reload::Layer::new(parse_filter(config.always, text)?);
     let (lines, queue) = mpsc::sync_channel(QUEUE);
     let repeats = Repeats::new(config.format);
+    // Not by way of the library's buffer, which does not say how much of a line was written when one fails.
+    let out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    let mut sink = Sink::new(out, standard_output(), config.format);
     std::thread::Builder::new()
         .name("log".into())
-        .spawn(move || write_lines(&queue, repeats, &mut io::stdout()))?;
+        .spawn(move || write_lines(&queue, repeats, &mut sink))?;
     let layer = LineLayer {
         format: config.format,
         lines: lines.clone(),
@@ -215,10 +223,19 @@ fn parse_filter(always: &str, text: &str) -> Result<EnvFilter, LogError> {
     EnvFilter::try_new(merged(always, text)).map_err(|error| refuse(error.to_string()))
 }
 
-fn write_lines(queue: &Receiver<Line>, mut repeats: Repeats, out: &mut impl io::Write) {
+/// What standard output leads to.
+fn standard_output() -> String {
+    std::fs::read_link("/proc/self/fd/1").map_or_else(
+        |_| "standard output".to_owned(),
+        |path| path.display().to_string(),
+    )
+}
+
+fn write_lines<W: io::Write>(queue: &Receiver<Line>, mut repeats: Repeats, sink: &mut Sink<W>) {
     let mut batch = String::new();
     loop {
-        let mut next = match repeats.wait(Instant::now()) {
+        let waits = [repeats.wait(Instant::now()), sink.retry_in()];
+        let mut next = match waits.into_iter().flatten().min() {
             None => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
             Some(wait) => queue.recv_timeout(wait),
         };
@@ -248,8 +265,7 @@ fn write_lines(queue: &Receiver<Line>, mut repeats: Repeats, out: &mut impl io::
         if over || flushed.is_some() {
             batch.extend(repeats.rest());
         }
-        // A closed standard output must not stop the process: there is nowhere left to say so.
-        let _ = out.write_all(batch.as_bytes()).and_then(|()| out.flush());
+        sink.put(&batch, now);
         batch.clear();
         if let Some(done) = flushed {
             let _ = done.try_send(());
@@ -275,7 +291,8 @@ mod tests {
         };
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), events);
         let mut out = Vec::new();
-        write_lines(&queue, Repeats::new(format), &mut out);
+        let mut sink = Sink::new(&mut out, "the test".to_owned(), format);
+        write_lines(&queue, Repeats::new(format), &mut sink);
         let text = String::from_utf8(out).unwrap();
         text.lines().map(str::to_owned).collect()
     }

@@ -75,6 +75,29 @@ where
     }
 }
 
+/// A line about the log itself.
+pub(super) fn warning<const N: usize>(
+    format: Format,
+    message: &str,
+    fields: [(&'static str, Value); N],
+) -> String {
+    let line = EventLine {
+        time: now(),
+        level: Level::WARN,
+        target: module_path!(),
+        fields: Fields {
+            message: message.to_owned(),
+            values: fields.into(),
+            displayed: Vec::new(),
+        },
+        spans: Vec::new(),
+    };
+    match format {
+        Format::Plain => line.plain(),
+        Format::Json => line.json(),
+    }
+}
+
 struct EventLine<'a> {
     time: String,
     level: Level,
