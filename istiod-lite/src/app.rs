@@ -169,12 +169,19 @@ fn open_authority(config: &Config) -> anyhow::Result<Authority> {
 
 /// Writes the roots for others to trust; they never see half a file.
 fn publish_roots(path: &Path, pem: &str) -> io::Result<()> {
+    // As it is on each start but the first: also one on a full disk.
+    if fs::read(path).is_ok_and(|present| present == pem.as_bytes()) {
+        return Ok(());
+    }
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory)?;
     }
     let partial = path.with_extension("pem.new");
-    fs::write(&partial, pem)?;
-    fs::rename(&partial, path)
+    fs::write(&partial, pem)
+        .and_then(|()| fs::rename(&partial, path))
+        .inspect_err(|_| {
+            let _leftover = fs::remove_file(&partial);
+        })
 }
 
 fn open_authenticator(tokens: &TokenConfig) -> anyhow::Result<Authenticator> {

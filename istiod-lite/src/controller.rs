@@ -26,6 +26,8 @@ use crate::{
 const QUIET: Duration = Duration::from_millis(15);
 /// … but none waits for longer than this.
 const LATEST: Duration = Duration::from_millis(50);
+/// Conditions that could not be written, as on a full disk, are tried again this often.
+const TRY_AGAIN: Duration = Duration::from_secs(2);
 
 /// What the control plane knows and says, shared by all its parts.
 #[derive(Debug, Clone)]
@@ -181,11 +183,14 @@ async fn write_conditions(
     if let Ok(Err(error)) = retained.await {
         tracing::warn!(%error, "old conditions could not be cleared");
     }
+    let mut failed = BTreeSet::new();
     loop {
         tokio::select! {
             () = conditions.more.notified() => {}
+            () = tokio::time::sleep(TRY_AGAIN), if !failed.is_empty() => {}
             () = drain.requested() => return,
         }
+        conditions.pending.lock().append(&mut failed);
         let objects = mem::take(&mut *conditions.pending.lock());
         let tasks: Vec<Task> = status::tasks(&state.index.read(), &objects, now());
         if tasks.is_empty() {
@@ -193,6 +198,7 @@ async fn write_conditions(
         }
         let writer = writer.clone();
         // A panic in there is reported by the runtime; the next change tries again.
-        let _ = tokio::task::spawn_blocking(move || status::perform(&writer, &tasks)).await;
+        let performed = tokio::task::spawn_blocking(move || status::perform(&writer, &tasks));
+        failed.append(&mut performed.await.unwrap_or_default());
     }
 }

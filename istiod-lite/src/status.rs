@@ -319,8 +319,17 @@ fn task(
     })
 }
 
-/// Does the tasks. What fails is logged, and tried again when the object changes.
-pub fn perform(writer: &StatusWriter, tasks: &[Task]) {
+impl Task {
+    fn object(&self) -> &ObjectKey {
+        match self {
+            Self::Write { object, .. } | Self::Remove { object } => object,
+        }
+    }
+}
+
+/// Does the tasks, and gives back the objects of those that failed.
+pub fn perform(writer: &StatusWriter, tasks: &[Task]) -> BTreeSet<ObjectKey> {
+    let mut failed = BTreeSet::new();
     for task in tasks {
         let result = match task {
             Task::Remove { object } => writer.remove(object),
@@ -342,9 +351,12 @@ pub fn perform(writer: &StatusWriter, tasks: &[Task]) {
             }
         };
         if let Err(error) = result {
+            metrics::counter!("culvert_status_write_failures_total").increment(1);
             tracing::warn!(%error, "a condition could not be written");
+            failed.insert(task.object().clone());
         }
     }
+    failed
 }
 
 #[cfg(test)]

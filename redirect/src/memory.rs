@@ -93,6 +93,10 @@ impl Memory {
         });
         written
             .and_then(|()| fs::rename(&beside, &path))
+            .inspect_err(|_| {
+                // On a full disk it would only take room.
+                let _leftover = fs::remove_file(&beside);
+            })
             .map_err(|cause| MemoryError::Io { path, cause })
     }
 

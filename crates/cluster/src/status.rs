@@ -185,16 +185,17 @@ fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
             io::ErrorKind::NotFound | io::ErrorKind::AlreadyExists
         )
     };
-    for attempt in 1..=ATTEMPTS {
+    let mut attempt = 1;
+    loop {
         match fs::create_dir_all(directory).and_then(|()| fs::write(&temporary, text)) {
-            Err(error) if vanished(&error) && attempt < ATTEMPTS => {}
-            result => {
-                result?;
-                break;
+            Err(error) if vanished(&error) && attempt < ATTEMPTS => attempt += 1,
+            written => {
+                // On a full disk half of it may be there, and would be for ever.
+                let replaced = written.and_then(|()| fs::rename(&temporary, path));
+                return replaced.inspect_err(|_| {
+                    let _leftover = fs::remove_file(&temporary);
+                });
             }
         }
     }
-    fs::rename(&temporary, path).inspect_err(|_| {
-        let _leftover = fs::remove_file(&temporary);
-    })
 }

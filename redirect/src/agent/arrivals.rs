@@ -117,10 +117,10 @@ impl Agent {
         }
         owns(&netns, &sandbox)?;
         (sandbox.dev, sandbox.ino) = (netns.id().dev, netns.id().ino);
-        self.parts
-            .memory
-            .remember(&sandbox)
-            .map_err(|cause| format!("remembering the pod: {cause}"))?;
+        self.parts.memory.remember(&sandbox).map_err(|cause| {
+            metrics::counter!("redirect_failures_total", "step" => "remember").increment(1);
+            format!("remembering the pod: {cause}")
+        })?;
         let id = netns.id();
         self.netns.insert(uid.to_owned(), netns);
         self.parts.state.sandbox_arrived(sandbox);
