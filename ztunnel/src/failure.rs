@@ -14,7 +14,7 @@ use hbone::{BehindError, OpenError, TunnelError};
 use identity::{CertificateError, tls};
 
 use crate::binding::Unbound;
-use crate::limits::Full;
+use crate::limits::{Full, Telling, Untold};
 use crate::route::{InboundRefusal, Refusal};
 
 #[derive(Debug, thiserror::Error)]
@@ -60,8 +60,8 @@ pub enum Failure {
     LocalTls(Arc<str>),
     #[error("{0}")]
     Tunnel(OpenError),
-    #[error("handshake with the client failed: {0}")]
-    ClientHandshake(String),
+    #[error("handshake with the client failed: {reason}{}", Untold(*telling))]
+    ClientHandshake { reason: String, telling: Telling },
     /// The peer's certificate, or one above it, has been taken back.
     #[error("{0}")]
     Revoked(Arc<str>),
@@ -144,7 +144,7 @@ impl Failure {
             Self::Connect { .. }
             | Self::ConnectTimeout { .. }
             | Self::Copy(_)
-            | Self::ClientHandshake(_) => Flag::Connect,
+            | Self::ClientHandshake { .. } => Flag::Connect,
             Self::Certificate { .. } => Flag::IdentityError,
             Self::LocalTls(_) => Flag::TlsFailure,
             Self::Revoked(_) => Flag::CertRevoked,

@@ -6,6 +6,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Instant;
 
 use hbone::wire::{ConnectRequest, Forwarded, MalformedRequest};
 use hbone::{Incoming, ServeError, Server, TunnelFault};
@@ -21,7 +22,7 @@ use tracing::{Instrument as _, debug, debug_span, info};
 use crate::config::{AppTunnel, Baggage};
 use crate::connections::{ConnectionView, InboundFacts};
 use crate::failure::Failure;
-use crate::limits::Place;
+use crate::limits::{Standing, Telling};
 use crate::outbound::baggage;
 use crate::proxy::{PodProxy, canonical};
 use crate::proxy_protocol::Announcement;
@@ -36,11 +37,19 @@ pub async fn serve(
     worker: WorkerId,
     socket: TcpStream,
     peer: SocketAddr,
-    half_open: Option<Place>,
+    half_open: Option<Standing>,
 ) {
     let _ = socket.set_nodelay(true);
     let Ok(reached) = socket.local_addr().map(canonical) else {
         return;
+    };
+    // Once the handshake is over, nobody can take the place away any more.
+    let leaving = half_open.as_ref().map(Standing::made_to_leave);
+    let made_to_leave = async {
+        match leaving {
+            Some(leaving) => leaving.await,
+            None => std::future::pending().await,
+        }
     };
     let streams = Arc::new(Streams {
         pod: Arc::clone(&pod),
@@ -49,8 +58,12 @@ pub async fn serve(
         reached,
         half_open: Mutex::new(half_open),
     });
-    if let Err(failure) = tunnel(&pod, socket, streams).await {
-        pod.refuse_early(Reporter::Destination, peer, reached, &failure);
+    tokio::select! {
+        biased;
+        ended = tunnel(&pod, socket, streams) => if let Err(failure) = ended {
+            pod.refuse_tunnel(peer, reached, &failure);
+        },
+        () = made_to_leave => pod.made_room(peer, reached),
     }
 }
 
@@ -84,7 +97,7 @@ async fn tunnel(pod: &PodProxy, socket: TcpStream, streams: Arc<Streams>) -> Res
             error @ (ServeError::Handshake(_)
             | ServeError::HandshakeTimeout(_)
             | ServeError::PeerIdentity),
-        ) => Err(Failure::ClientHandshake(error.to_string())),
+        ) => Err(pod.stranger(&error)),
         Err(ServeError::Tunnel(error)) if error.fault() == TunnelFault::Protocol => {
             Err(Failure::ClientProtocol(error))
         }
@@ -92,6 +105,46 @@ async fn tunnel(pod: &PodProxy, socket: TcpStream, streams: Arc<Streams>) -> Res
             // Its streams have told their own ends.
             debug!(%peer, %error, "tunnel broke");
             Ok(())
+        }
+    }
+}
+
+/// What failed a handshake, as one word.
+fn word(error: &ServeError) -> &'static str {
+    match error {
+        ServeError::Handshake(error) => tls::handshake_reason(error),
+        ServeError::HandshakeTimeout(_) => "timeout",
+        ServeError::PeerIdentity => "no_identity",
+        ServeError::Certificate(_) | ServeError::Tunnel(_) | ServeError::Withdrawn(_) => "other",
+    }
+}
+
+/// The same for a person; what was wrong with an identity is inside of what the library says.
+fn words(error: &ServeError) -> String {
+    let refusal = match error {
+        ServeError::Handshake(error) => tls::peer_refusal(error),
+        _ => None,
+    };
+    refusal.map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+impl PodProxy {
+    /// Somebody who did not prove to be of the mesh; counted, and told if it is its turn.
+    fn stranger(&self, error: &ServeError) -> Failure {
+        metrics::counter!("culvert_handshakes_refused_total", "reason" => word(error)).increment(1);
+        Failure::ClientHandshake {
+            reason: words(error),
+            telling: self.gates.strangers.happened(Instant::now()),
+        }
+    }
+
+    fn refuse_tunnel(&self, peer: SocketAddr, reached: SocketAddr, failure: &Failure) {
+        match failure {
+            Failure::ClientHandshake {
+                telling: Telling::CountOnly,
+                ..
+            } => self.count_early(Reporter::Destination, failure),
+            _ => self.refuse_early(Reporter::Destination, peer, reached, failure),
         }
     }
 }
@@ -104,7 +157,7 @@ struct Streams {
     /// Where the tunnel ends.
     reached: SocketAddr,
     /// Its place among those whose handshake is not over.
-    half_open: Mutex<Option<Place>>,
+    half_open: Mutex<Option<Standing>>,
 }
 
 /// A stream that is meant for us.

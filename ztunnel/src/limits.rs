@@ -2,16 +2,19 @@
 //! How much one pod may have open at a time, so that it leaves something for the other pods of the node.
 //!
 //! In: who wants to come in. Out: a place, given back when it is dropped, or a refusal. Refusals are all counted, and told
-//! one by one no more often than once in [`TELL_EVERY`], each with the number of those before it.
+//! one by one no more often than their [`Teller`] allows, each with the number of those before it.
+
+mod lobby;
+mod teller;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use parking_lot::Mutex;
 use serde::Serialize;
 
-const TELL_EVERY: Duration = Duration::from_secs(1);
+pub use self::lobby::{Lobby, Standing};
+pub use self::teller::{Teller, Telling};
 
 /// The limits of each pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,9 +29,11 @@ impl Limits {
     /// Each connection takes two descriptors; a pod may take a quarter of them where nothing else is said.
     pub fn new(connections: Option<usize>, half_open_tunnels: u32, descriptors: u64) -> Self {
         let share = usize::try_from(descriptors / 2 / 4).unwrap_or(usize::MAX);
+        let connections = connections.unwrap_or(share.max(1));
         Self {
-            connections: connections.unwrap_or(share.max(1)),
-            half_open_tunnels: half_open_tunnels as usize,
+            connections,
+            // Those who only stand there never take all the places.
+            half_open_tunnels: (half_open_tunnels as usize).min(connections / 2).max(1),
         }
     }
 }
@@ -69,22 +74,39 @@ impl std::fmt::Display for Kind {
 /// There is no place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the pod has {most} {kind} already, as many as it may ({}); {more} more were refused since this was last told",
-    kind.variable()
+    "the pod has {most} {kind} already, as many as it may ({}){}",
+    kind.variable(),
+    Untold(*telling)
 )]
 pub struct Full {
     pub kind: Kind,
     most: usize,
-    /// Refused and not told.
-    more: u64,
     /// Whether this one is to be told.
     pub telling: Telling,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Telling {
-    Tell,
-    CountOnly,
+impl Full {
+    fn new(kind: Kind, most: usize, telling: Telling) -> Self {
+        Self {
+            kind,
+            most,
+            telling,
+        }
+    }
+}
+
+/// Those that came before and were not told, in words.
+pub struct Untold(pub Telling);
+
+impl std::fmt::Display for Untold {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Telling::Tell { untold } if untold > 0 => {
+                write!(f, "; {untold} more were refused since this was last told")
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Lets in as many as there is room for.
@@ -94,14 +116,7 @@ pub struct Gate {
     most: usize,
     open: AtomicUsize,
     refused: AtomicU64,
-    told: Mutex<Told>,
-}
-
-#[derive(Debug, Default)]
-struct Told {
-    at: Option<Instant>,
-    /// Of `refused`, at that time.
-    refused: u64,
+    teller: Teller,
 }
 
 /// A place; dropping it gives it back.
@@ -129,7 +144,7 @@ impl Gate {
             most,
             open: AtomicUsize::new(0),
             refused: AtomicU64::new(0),
-            told: Mutex::default(),
+            teller: Teller::default(),
         })
     }
 
@@ -145,26 +160,8 @@ impl Gate {
     }
 
     fn refuse(&self, now: Instant) -> Full {
-        let refused = self.refused.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut told = self.told.lock();
-        let due = told.at.is_none_or(|at| now >= at + TELL_EVERY);
-        let more = refused.saturating_sub(told.refused).saturating_sub(1);
-        if due {
-            *told = Told {
-                at: Some(now),
-                refused,
-            };
-        }
-        Full {
-            kind: self.kind,
-            most: self.most,
-            more,
-            telling: if due {
-                Telling::Tell
-            } else {
-                Telling::CountOnly
-            },
-        }
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        Full::new(self.kind, self.most, self.teller.happened(now))
     }
 
     fn view(&self) -> GateView {
@@ -180,7 +177,9 @@ impl Gate {
 #[derive(Debug)]
 pub struct Gates {
     pub connections: Arc<Gate>,
-    pub half_open_tunnels: Arc<Gate>,
+    pub half_open_tunnels: Arc<Lobby>,
+    /// Of those who were let in and did not prove who they are.
+    pub strangers: Teller,
 }
 
 /// As [`Gates`], for the admin view.
@@ -195,7 +194,8 @@ impl Gates {
     pub fn new(limits: Limits) -> Self {
         Self {
             connections: Gate::new(Kind::Connections, limits.connections),
-            half_open_tunnels: Gate::new(Kind::HalfOpenTunnels, limits.half_open_tunnels),
+            half_open_tunnels: Lobby::new(limits.half_open_tunnels),
+            strangers: Teller::default(),
         }
     }
 
@@ -217,7 +217,9 @@ mod tests {
         assert_eq!(limits(None, 20_000).connections, 2500);
         assert_eq!(limits(None, 4).connections, 1);
         assert_eq!(limits(Some(9), 20_000).connections, 9);
-        assert_eq!(limits(None, 8).half_open_tunnels, 7);
+        assert_eq!(limits(None, 20_000).half_open_tunnels, 7);
+        assert_eq!(limits(Some(9), 20_000).half_open_tunnels, 4);
+        assert_eq!(limits(None, 8).half_open_tunnels, 1);
     }
 
     #[test]
@@ -234,21 +236,17 @@ mod tests {
     }
 
     #[test]
-    fn many_refusals_are_told_once_in_a_while_with_their_number() {
-        let gate = Gate::new(Kind::HalfOpenTunnels, 0);
-        let start = Instant::now();
-        let first = gate.enter(start).unwrap_err();
-        assert_eq!((first.telling, first.more), (Telling::Tell, 0));
-        for _ in 0..5 {
-            let next = gate.enter(start).unwrap_err();
-            assert_eq!(next.telling, Telling::CountOnly);
-        }
-        let later = gate.enter(start + TELL_EVERY).unwrap_err();
-        assert_eq!((later.telling, later.more), (Telling::Tell, 5));
+    fn a_refusal_names_the_limit_its_variable_and_those_that_were_not_told() {
+        let full = |untold| Full::new(Kind::HalfOpenTunnels, 7, Telling::Tell { untold });
         assert_eq!(
-            later.to_string(),
-            "the pod has 0 tunnels in their handshake already, as many as it may \
-             (MAX_HALF_OPEN_TUNNELS_PER_POD); 5 more were refused since this was last told"
+            full(0).to_string(),
+            "the pod has 7 tunnels in their handshake already, as many as it may \
+             (MAX_HALF_OPEN_TUNNELS_PER_POD)"
+        );
+        let told = full(5).to_string();
+        assert!(
+            told.ends_with("; 5 more were refused since this was last told"),
+            "{told}"
         );
     }
 }

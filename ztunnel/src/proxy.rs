@@ -270,7 +270,7 @@ impl PodProxy {
 
     /// Gives the connection to the least busy worker, where it lives and dies.
     fn hand_over(self: &Arc<Self>, entrance: Entrance, socket: TcpStream, peer: SocketAddr) {
-        let admitted = match self.admit(entrance) {
+        let admitted = match self.admit(entrance, peer) {
             Ok(admitted) => admitted,
             Err(full) => return self.turn_away(entrance, socket, peer, full),
         };
@@ -456,6 +456,12 @@ impl PodProxy {
         let labels = self.early_labels(reporter, None);
         let recorder = &self.shared.recorder;
         recorder.refuse_early(&labels, src, dst, failure);
+    }
+
+    /// As [`Self::refuse_early`], of one that is not told: too many alike were.
+    pub fn count_early(&self, reporter: Reporter, failure: &Failure) {
+        let labels = self.early_labels(reporter, None);
+        self.shared.recorder.count_refusal(&labels, failure);
     }
 
     /// As [`Self::refuse_early`], of a stream in a tunnel: who speaks is proven.

@@ -9,6 +9,7 @@
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
+mod reason;
 
 use std::sync::{Arc, LazyLock};
 
@@ -25,6 +26,7 @@ use rustls::{
 };
 use spiffe::SpiffeId;
 
+pub use self::reason::handshake_reason;
 use crate::certificate::{parse, sole_spiffe_id};
 use crate::path::{self, Presented, Trust};
 use crate::{PeerRole, Revocation, RevocationList, Standing, WorkloadCertificate};

@@ -194,7 +194,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "MAX_HALF_OPEN_TUNNELS_PER_POD",
         "1024",
-        "tunnels a pod may have in their handshake",
+        "tunnels a pod may have in their handshake, at most half of its connections; the oldest makes room",
     ),
     variable(
         "HANDOVER_UDS",

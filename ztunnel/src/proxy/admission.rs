@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 
 use super::{Entrance, PodProxy, canonical, reset};
 use crate::failure::Failure;
-use crate::limits::{Full, Place, Telling};
+use crate::limits::{Full, Place, Standing, Telling};
 use crate::record::Reporter;
 use crate::relaying::original_destination;
 
@@ -18,20 +18,25 @@ pub(super) struct Admitted {
     /// Held until the socket is closed.
     pub(super) _connection: Place,
     /// Of a tunnel, until its handshake is over.
-    pub(super) half_open: Option<Place>,
+    pub(super) half_open: Option<Standing>,
 }
 
 impl PodProxy {
-    pub(super) fn admit(&self, entrance: Entrance) -> Result<Admitted, Full> {
-        let now = Instant::now();
-        let half_open = match entrance {
-            Entrance::Hbone => Some(self.gates.half_open_tunnels.enter(now)?),
-            _ => None,
-        };
+    pub(super) fn admit(&self, entrance: Entrance, peer: SocketAddr) -> Result<Admitted, Full> {
+        let connection = self.gates.connections.enter(Instant::now())?;
         Ok(Admitted {
-            _connection: self.gates.connections.enter(now)?,
-            half_open,
+            _connection: connection,
+            half_open: match entrance {
+                Entrance::Hbone => Some(self.gates.half_open_tunnels.enter(peer.ip())),
+                Entrance::Outbound | Entrance::Plaintext => None,
+            },
         })
+    }
+
+    /// Tells of a tunnel that had to make room for another before its handshake was over.
+    pub fn made_room(&self, peer: SocketAddr, reached: SocketAddr) {
+        let full = self.gates.half_open_tunnels.full(Instant::now());
+        self.refuse_full(Reporter::Destination, peer, reached, None, full);
     }
 
     /// Closes with RST a socket that was accepted and has no place.
@@ -83,7 +88,7 @@ impl PodProxy {
         let labels = self.early_labels(reporter, identity);
         let recorder = &self.shared.recorder;
         match full.telling {
-            Telling::Tell => recorder.refuse_early(&labels, src, dst, &failure),
+            Telling::Tell { .. } => recorder.refuse_early(&labels, src, dst, &failure),
             Telling::CountOnly => recorder.count_refusal(&labels, &failure),
         }
     }

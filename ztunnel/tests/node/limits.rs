@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! More than a pod, or the process, can take: refused with a reason, and over when it is over.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read as _};
 use std::net::TcpStream;
 
 use crate::harness::{Node, SERVER, echoes, is_reset};
@@ -80,10 +80,13 @@ async fn handshakes_that_never_end_are_few_and_an_open_tunnel_is_none_of_them() 
     let mut before = node.connect().unwrap();
     echoes(&mut before, b"x").unwrap();
     let tunnel_port = (SERVER, 15008).into();
-    let silent: Vec<_> = (0..2)
+    let mut silent: Vec<_> = (0..2)
         .map(|_| node.connect_plainly(tunnel_port).unwrap())
         .collect();
-    turned_away(node.connect_plainly(tunnel_port));
+    // Whoever comes takes the place of the one that has stood there longest.
+    let newest = node.connect_plainly(tunnel_port).unwrap();
+    let mut byte = [0];
+    assert_eq!(silent.remove(0).read(&mut byte).unwrap(), 0);
     let line = node
         .logged(&["connection failed", "MAX_HALF_OPEN_TUNNELS_PER_POD"])
         .await;
@@ -99,7 +102,7 @@ async fn handshakes_that_never_end_are_few_and_an_open_tunnel_is_none_of_them() 
         ),
         1
     );
-    drop(silent);
+    drop((silent, newest));
     node.eventually("there is room again", |node| {
         let dump = node.get(15000, "/config_dump");
         let body: serde_json::Value =

@@ -8,7 +8,7 @@ use identity::{PeerRole, Standing, WorkloadCertificate, tls};
 use spiffe::SpiffeId;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio_rustls::rustls::{
-    ClientConfig, ClientConnection, Connection, ServerConfig, ServerConnection,
+    ClientConfig, ClientConnection, Connection, InvalidMessage, ServerConfig, ServerConnection,
 };
 
 use super::record::{HEADER, LONGEST};
@@ -141,10 +141,7 @@ fn take_record(input: &mut Vec<u8>) -> io::Result<Option<Vec<u8>>> {
     };
     let length = HEADER + usize::from(u16::from_be_bytes([header[3], header[4]]));
     if length > LONGEST {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "the peer does not speak TLS",
-        ));
+        return Err(invalid(InvalidMessage::MessageTooLarge.into()));
     }
     if input.len() < length {
         return Ok(None);
