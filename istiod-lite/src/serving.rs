@@ -88,7 +88,8 @@ pub fn incoming(
                     Ok(connection) => _ = secured.send(Ok(connection)).await,
                     Err(error) => {
                         metrics::counter!("culvert_xds_handshake_failures_total").increment(1);
-                        tracing::debug!(%peer, %error, "TLS handshake failed");
+                        // Without the port, so that many of one peer count as repetitions.
+                        tracing::warn!(peer = %peer.ip(), %error, "TLS handshake failed");
                     }
                 }
             }

@@ -28,7 +28,7 @@ use tokio::{
     time::Instant,
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use self::{
     connections::{Connection, Connections},
@@ -334,8 +334,27 @@ impl ClientStream {
 async fn next(
     requests: &mut Streaming<DeltaDiscoveryRequest>,
 ) -> Result<DeltaDiscoveryRequest, End> {
-    // An error is a transport that broke: there is nobody to tell.
-    requests.message().await.ok().flatten().ok_or(End::Quietly)
+    match requests.message().await {
+        Ok(request) => request.ok_or(End::Quietly),
+        Err(status) if is_unreadable(&status) => {
+            metrics::counter!("culvert_xds_refused_total", "reason" => "malformed").increment(1);
+            Err(End::Refused(Status::invalid_argument(format!(
+                "the request can't be read: {}",
+                status.message()
+            ))))
+        }
+        // A transport that broke: there is nobody to tell.
+        Err(_) => Err(End::Quietly),
+    }
+}
+
+/// What was sent is no message, or larger than any may be; everything else is about the transport.
+fn is_unreadable(status: &Status) -> bool {
+    let by_the_transport = std::error::Error::source(status).is_some();
+    matches!(
+        status.code(),
+        Code::Internal | Code::OutOfRange | Code::ResourceExhausted | Code::InvalidArgument
+    ) && !by_the_transport
 }
 
 fn count(name: &'static str, of: ResourceType) {

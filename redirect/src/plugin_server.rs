@@ -26,6 +26,8 @@ use crate::plugin_api::{self, AddReply, AddRequest, DelRequest, GcRequest};
 const MAX_BODY: usize = 64 * 1024;
 const MAX_CONNECTIONS: usize = 256;
 const HEADER_TIMEOUT: Duration = Duration::from_secs(2);
+/// A plugin says all that it has to say at once.
+const BODY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A question of the plugin. An error is text for a person.
 #[derive(Debug)]
@@ -75,7 +77,9 @@ impl PluginServer {
                 }
                 Err(error) => {
                     // Out of descriptors, most likely: that passes.
-                    warn!(%error, "plugin connection refused");
+                    metrics::counter!("culvert_accept_exhausted_total", "listener" => "plugin")
+                        .increment(1);
+                    warn!(%error, "cannot accept a plugin's connection; it waits");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
@@ -102,13 +106,16 @@ async fn respond(
     questions: mpsc::Sender<Question>,
 ) -> Response<Full<Bytes>> {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let body = match Limited::new(request.into_body(), MAX_BODY).collect().await {
-        Ok(body) => body.to_bytes(),
-        Err(error) => {
-            return answer(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                format!("reading the body: {error}"),
-            );
+    let body = Limited::new(request.into_body(), MAX_BODY).collect();
+    let body = match tokio::time::timeout(BODY_TIMEOUT, body).await {
+        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Err(error)) => {
+            let reason = format!("reading the body: {error}");
+            return refuse(StatusCode::INTERNAL_SERVER_ERROR, "body", reason);
+        }
+        Err(_) => {
+            let reason = format!("reading the body: not all of it came within {BODY_TIMEOUT:?}");
+            return refuse(StatusCode::REQUEST_TIMEOUT, "timeout", reason);
         }
     };
     match (method, path.as_str()) {
@@ -119,10 +126,10 @@ async fn respond(
         }
         (Method::POST, plugin_api::GC) => reply(ask(&body, &questions, Question::Gc).await.map(Ok)),
         (Method::GET, plugin_api::STATUS) => reply(put(&questions, Question::Status).await),
-        (method, path) => answer(
-            StatusCode::NOT_FOUND,
-            format!("nothing is at {method} {path}"),
-        ),
+        (method, path) => {
+            let reason = format!("nothing is at {method} {}", path.escape_default());
+            refuse(StatusCode::NOT_FOUND, "path", reason)
+        }
     }
 }
 
@@ -164,8 +171,16 @@ fn reply<A: serde::Serialize>(outcome: Result<Result<A, String>, Failed>) -> Res
             answer(StatusCode::OK, body)
         }
         Ok(Err(reason)) => answer(StatusCode::INTERNAL_SERVER_ERROR, reason),
+        Err(Failed(status @ StatusCode::BAD_REQUEST, reason)) => refuse(status, "json", reason),
         Err(Failed(status, reason)) => answer(status, reason),
     }
+}
+
+/// What is no question at all.
+fn refuse(status: StatusCode, word: &'static str, reason: String) -> Response<Full<Bytes>> {
+    metrics::counter!("redirect_plugin_refused_total", "reason" => word).increment(1);
+    warn!(reason, "plugin's request refused");
+    answer(status, reason)
 }
 
 fn answer(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {

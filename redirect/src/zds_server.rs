@@ -148,7 +148,9 @@ impl ZdsServer {
                 Ok(socket) => socket,
                 Err(error) => {
                     // Out of descriptors, most likely: that passes.
-                    warn!(%error, "ztunnel connection refused");
+                    metrics::counter!("culvert_accept_exhausted_total", "listener" => "zds")
+                        .increment(1);
+                    warn!(%error, "cannot accept a ztunnel's connection; it waits");
                     tokio::time::sleep(ACCEPT_INTERVAL).await;
                     continue;
                 }
@@ -162,14 +164,16 @@ impl ZdsServer {
                 continue;
             }
             let shared = self.shared.clone();
-            shared.join(id);
             tasks.spawn(async move {
                 info!(connection = id, "ztunnel connected");
                 let error = converse(&socket, &shared, id).await.err();
                 shared.leave(id);
                 match error {
                     None | Some(ZdsError::Closed) => info!(connection = id, "ztunnel disconnected"),
-                    Some(error) => warn!(connection = id, %error, "ztunnel connection dropped"),
+                    Some(error) => {
+                        metrics::counter!("redirect_ztunnel_dropped_total").increment(1);
+                        warn!(connection = id, %error, "ztunnel connection dropped");
+                    }
                 }
             });
             tokio::time::sleep(ACCEPT_INTERVAL).await;
@@ -220,6 +224,8 @@ impl Shared {
 /// A connection's life: hello, then one message and one answer after the other.
 async fn converse(socket: &SeqPacket, shared: &Shared, id: u64) -> Result<(), ZdsError> {
     let mut link = Link::new(hello(socket).await?);
+    // Whoever says nothing sensible first never stands in a ztunnel's place.
+    shared.join(id);
     let mut wanted = shared.wanted.clone();
     let mut newest = shared.newest.subscribe();
     loop {

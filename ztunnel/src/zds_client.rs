@@ -75,6 +75,17 @@ enum Ended {
     Protocol(#[from] ProtocolError),
 }
 
+impl Ended {
+    /// For a counter.
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Unreadable(_) => "unreadable",
+            Self::Protocol(_) => "protocol",
+            Self::Draining | Self::Closed | Self::Io(_) => "connection",
+        }
+    }
+}
+
 /// What goes back to the agent.
 enum Answer {
     Done,
@@ -185,10 +196,15 @@ impl ZdsClient {
                 Answer::Done => (String::new(), None, None),
                 Answer::Remaining(remaining) => (String::new(), Some(remaining), None),
                 Answer::Failed(text) => {
+                    metrics::counter!("culvert_zds_refused_total", "reason" => "pod").increment(1);
                     warn!(error = text, "request of the node agent failed");
                     (text, None, None)
                 }
-                Answer::Broken(ended) => (ended.to_string(), None, Some(ended)),
+                Answer::Broken(ended) => {
+                    metrics::counter!("culvert_zds_refused_total", "reason" => ended.word())
+                        .increment(1);
+                    (ended.to_string(), None, Some(ended))
+                }
             };
             let ack = encode_ack(&text, remaining);
             if let Err(error) = channel.send(&ack, None).await {
