@@ -27,7 +27,9 @@ use crate::state::{StateDir, process_start};
 use crate::topology::{Cluster, Layout, Node, Place};
 use crate::traffic::client::{Conversation, converse};
 use crate::traffic::server::{Service, serve};
-use crate::{binaries, gateway, lab, link, manifests, namespaces, native, peers, status, tour};
+use crate::{
+    binaries, gateway, hostile, lab, link, manifests, namespaces, native, peers, status, tour,
+};
 
 /// A real two-node ambient mesh on this machine: every node and pod is a network namespace, every program the one that
 /// a cluster runs.
@@ -163,6 +165,9 @@ enum Verb {
     /// Terminate and open tunnels without a proxy of the node; to be run in a pod
     #[command(hide = true, subcommand)]
     Native(native::Native),
+    /// Do to a tunnel port what nobody should, and report what came of it as JSON; to be run in a node
+    #[command(hide = true, subcommand)]
+    Hostile(hostile::Hostile),
 }
 
 #[derive(Debug, Args)]
@@ -341,6 +346,12 @@ fn run(cli: Cli) -> Result<ExitCode> {
             raise_file_limit();
             runtime()?
                 .block_on(local(native::run(native)))
+                .map(|()| ExitCode::SUCCESS)
+        }
+        Verb::Hostile(hostile) => {
+            raise_file_limit();
+            runtime()?
+                .block_on(local(async { hostile::run(&hostile).await }))
                 .map(|()| ExitCode::SUCCESS)
         }
         Verb::Launch(launch) => launch.exec().map(|()| ExitCode::FAILURE),

@@ -14,6 +14,7 @@
 //! - [`traffic`], [`dns`]: the servers and clients that run in pods, and whom they ask for names
 //! - [`gateway`]: lets in what other networks send; [`native`]: a pod that tunnels itself; [`member`]: what both have in
 //!   common
+//! - [`hostile`]: peers that mean harm
 //! - [`sniff`], [`wire`]: what the wire carries
 //! - [`bench`]: measurements that can be repeated
 //! - [`access_log`], [`telemetry`]: what the proxies say they did
@@ -27,6 +28,7 @@ pub mod dns;
 pub mod environment;
 pub mod gateway;
 pub mod handle;
+pub mod hostile;
 pub mod lab;
 pub mod launch;
 pub mod lifeline;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the tests stand on: the lab, whose turn it is, and the usual traffic.
 
+mod holding;
+mod hostile;
+
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,6 +13,8 @@ use e2e::handle::{Lab, Shared, eventually};
 use e2e::load::Volume;
 use e2e::topology::{Node, PodName};
 use e2e::trial::{Course, Trial, Verdict};
+
+pub(crate) use self::hostile::Background;
 
 static SHARED: Shared = Shared::new("faults", env!("CARGO_BIN_EXE_e2e"));
 static TURN: Mutex<()> = Mutex::new(());
@@ -68,6 +73,32 @@ impl Turn {
     /// A pod of its own account, which serves like all others.
     pub(crate) fn apply_pod(&self, name: &str, node: Node) {
         self.lab.apply(&pod(name, node)).unwrap();
+    }
+
+    /// Waits until the client's connections to a pod go through the mesh, and work.
+    pub(crate) fn spoken_to(&self, pod: &str) {
+        let echo = self.echo(pod);
+        eventually(
+            &format!("{pod} is spoken to"),
+            Duration::from_secs(20),
+            || {
+                let report = self
+                    .lab
+                    .traffic("shop/client", &["echo", &echo.to_string()])?;
+                ensure!(report.is_done(), "{report:?}");
+                let entries = self.lab.access_log(Node::A)?;
+                let of_it = entries
+                    .iter()
+                    .rev()
+                    .find(|entry| entry.source() == report.local);
+                ensure!(
+                    of_it.is_some_and(|entry| entry.field("dst.hbone_addr").is_some()),
+                    "not through a tunnel: {of_it:?}"
+                );
+                Ok(())
+            },
+        )
+        .unwrap();
     }
 
     /// Removes a pod and waits until nothing is left of it.

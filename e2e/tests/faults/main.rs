@@ -6,5 +6,9 @@
 
 mod crash;
 mod deleted;
+mod descriptors;
+mod floods;
 mod ground;
+mod messages;
 mod reboot;
+mod strangers;
