@@ -16,6 +16,7 @@ mod carry;
 mod deliver;
 mod inlet;
 mod sink;
+mod splice;
 
 use std::future::poll_fn;
 use std::io;
@@ -235,7 +236,7 @@ pub(crate) fn relay_stream<'a>(
 }
 
 /// Copies between two sockets, for traffic that takes no tunnel, by the same rules as
-/// [`Stream::relay`](crate::Stream::relay).
+/// [`Stream::relay`](crate::Stream::relay). A direction that has become bulk is spliced: its bytes stay in the kernel.
 pub fn relay_tcp<'a>(
     near: TcpStream,
     far: TcpStream,

@@ -501,6 +501,113 @@ async fn tcp_relay_is_stopped_with_a_reason() {
     assert!(matches!(end_of(relay).await.end, End::Stopped { .. }));
 }
 
+/// A relay between two sockets and what it counts.
+async fn counted_relay() -> (
+    TcpStream,
+    TcpStream,
+    Arc<Meter>,
+    tokio::task::JoinHandle<Outcome>,
+) {
+    let (near, captured) = tcp_pair().await;
+    let (dialled, far) = tcp_pair().await;
+    let meter = Arc::new(Meter::new());
+    let relay = tokio::spawn({
+        let meter = Arc::clone(&meter);
+        async move { relay_tcp(captured, dialled, &meter, &Stop::new()).await }
+    });
+    (near, far, meter, relay)
+}
+
+/// Writes so much that the direction is spliced, and checks that it arrives.
+async fn make_bulk(from: &mut TcpStream, to: &mut TcpStream, seed: u64) -> u64 {
+    let bytes = noise(seed, 24 * MIB + 13);
+    let mut seen = vec![0; bytes.len()];
+    let (written, read) =
+        soon(async { tokio::join!(from.write_all(&bytes), to.read_exact(&mut seen)) }).await;
+    written.unwrap();
+    read.unwrap();
+    assert!(seen == bytes, "bulk arrived changed");
+    bytes.len() as u64
+}
+
+#[tokio::test]
+async fn bulk_between_sockets_is_spliced_each_way_and_ends_in_order() {
+    for near_first in [true, false] {
+        let (mut near, mut far, meter, relay) = counted_relay().await;
+        let (first, second) = match near_first {
+            true => (&mut near, &mut far),
+            false => (&mut far, &mut near),
+        };
+        let bulk = make_bulk(first, second, 11).await;
+        let spliced = meter.spliced();
+        assert!(
+            spliced >= bulk / 2,
+            "{spliced} of {bulk} bytes were spliced"
+        );
+        // The other direction is what it was, also after the first has ended.
+        first.write_all(b"the end").await.unwrap();
+        first.shutdown().await.unwrap();
+        let mut rest = Vec::new();
+        soon(second.read_to_end(&mut rest)).await.unwrap();
+        assert_eq!(rest, b"the end");
+        second.write_all(b"answer").await.unwrap();
+        second.shutdown().await.unwrap();
+        let mut rest = Vec::new();
+        soon(first.read_to_end(&mut rest)).await.unwrap();
+        assert_eq!(rest, b"answer");
+        let outcome = end_of(relay).await;
+        assert!(matches!(outcome.end, End::Finished), "{outcome:?}");
+        let (there, back) = match near_first {
+            true => (outcome.sent, outcome.received),
+            false => (outcome.received, outcome.sent),
+        };
+        assert_eq!((there, back), (bulk + 7, 6));
+    }
+}
+
+#[tokio::test]
+async fn a_reset_amid_spliced_bulk_is_mirrored_from_either_end() {
+    for writer_resets in [true, false] {
+        let (mut near, mut far, meter, relay) = counted_relay().await;
+        make_bulk(&mut near, &mut far, 12).await;
+        // Until nothing moves any more: the far end has stopped reading.
+        fill(&near, &meter).await;
+        let (first, mut second, by) = match writer_resets {
+            true => (near, far, Side::Near),
+            false => (far, near, Side::Far),
+        };
+        reset(first);
+        assert!(soon(until_broken(&mut second)).await);
+        let outcome = end_of(relay).await;
+        assert!(
+            matches!(outcome.end, End::Reset { by: found } if found == by),
+            "{outcome:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_is_small_again_is_copied_again() {
+    let (mut near, mut far, meter, relay) = counted_relay().await;
+    make_bulk(&mut near, &mut far, 13).await;
+    let talk = async |near: &mut TcpStream, far: &mut TcpStream| {
+        let mut heard = [0; 10];
+        near.write_all(b"small talk").await.unwrap();
+        soon(far.read_exact(&mut heard)).await.unwrap();
+        assert_eq!(&heard, b"small talk");
+    };
+    for _ in 0..40 {
+        talk(&mut near, &mut far).await;
+    }
+    let spliced = meter.spliced();
+    for _ in 0..10 {
+        talk(&mut near, &mut far).await;
+    }
+    assert_eq!(meter.spliced(), spliced, "still spliced");
+    drop((near, far));
+    end_of(relay).await;
+}
+
 /// Whoever accepts a connection has its socket reset when the process is killed; that must not outlive the connection.
 #[tokio::test]
 async fn what_the_kernel_still_holds_when_all_went_well_arrives() {

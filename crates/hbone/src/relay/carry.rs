@@ -6,10 +6,11 @@ use std::io;
 use std::task::Poll;
 
 use tokio::io::Interest;
-use tokio::net::tcp::ReadHalf;
+use tokio::net::TcpStream;
 
 use super::inlet::{Held, Inlet};
 use super::sink::Sink;
+use super::splice::{self, Left};
 use super::{Broken, Progress, TURN};
 use crate::meter::{Meter, Way};
 
@@ -33,7 +34,7 @@ pub(crate) async fn carry<S: Sink>(
         Ok(()) => progress.done(way),
         Err(fault) => return fault,
     }
-    Fault::Source(Box::pin(until_reset(&inlet.half)).await)
+    Fault::Source(Box::pin(until_reset(inlet.socket())).await)
 }
 
 async fn copy<S: Sink>(
@@ -45,6 +46,15 @@ async fn copy<S: Sink>(
 ) -> Result<(), Fault> {
     let mut moved = 0;
     loop {
+        if inlet.is_bulk()
+            && let Some(to) = sink.socket()
+        {
+            // Large, and most connections never come here.
+            match Box::pin(splice::carry(inlet.socket(), to, meter, way)).await? {
+                Left::Copy => inlet.not_bulk(),
+                Left::Ended => return finish(sink).await,
+            }
+        }
         let count = poll_fn(|cx| {
             // A far side that has ended its own direction is no longer read, so that nobody else would notice.
             if progress.is_done(Way::Received)
@@ -56,12 +66,10 @@ async fn copy<S: Sink>(
         })
         .await?;
         if count == 0 {
-            return poll_fn(|cx| sink.poll_finish(cx))
-                .await
-                .map_err(Fault::Sink);
+            return finish(sink).await;
         }
         while !inlet.held.is_empty() {
-            let sent = send(&inlet.half, &mut inlet.held, sink).await?;
+            let sent = send(inlet.half.as_ref(), &mut inlet.held, sink).await?;
             meter.add(way, sent);
             moved += sent;
         }
@@ -72,12 +80,14 @@ async fn copy<S: Sink>(
     }
 }
 
+async fn finish<S: Sink>(sink: &mut S) -> Result<(), Fault> {
+    poll_fn(|cx| sink.poll_finish(cx))
+        .await
+        .map_err(Fault::Sink)
+}
+
 /// Sends some of what is held. While there is no room nothing is read, so the source is watched for a reset.
-async fn send<S: Sink>(
-    source: &ReadHalf<'_>,
-    held: &mut Held,
-    sink: &mut S,
-) -> Result<usize, Fault> {
+async fn send<S: Sink>(source: &TcpStream, held: &mut Held, sink: &mut S) -> Result<usize, Fault> {
     if let Poll::Ready(result) = poll_fn(|cx| Poll::Ready(sink.poll_send(cx, held))).await {
         return result.map_err(Fault::Sink);
     }
@@ -96,7 +106,7 @@ async fn send<S: Sink>(
 }
 
 /// Waits for the socket to be reset, without reading it. Large and seldom needed, therefore boxed where it is.
-async fn until_reset(source: &ReadHalf<'_>) -> io::Error {
+pub(super) async fn until_reset(source: &TcpStream) -> io::Error {
     match source.ready(Interest::ERROR).await {
         Ok(_) => io::ErrorKind::ConnectionReset.into(),
         Err(error) => error,

@@ -10,6 +10,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{BufMut, Bytes, BytesMut};
+use tokio::net::TcpStream;
 use tokio::net::tcp::ReadHalf;
 use tokio_util::io::poll_read_buf;
 
@@ -19,6 +20,15 @@ const FIRST: usize = 16 * 1024;
 /// What is read at once from one that is all bulk; also the most that a stalled direction holds here.
 const MOST: usize = 256 * 1024;
 
+/// A read of at least this much is one of bulk.
+pub(super) const LARGE: usize = FIRST;
+
+/// A read of less than this is none.
+pub(super) const SMALL: usize = FIRST / 4;
+
+/// Bytes of large reads, without a small one between them, that make a direction bulk.
+const BULK: usize = 1024 * 1024;
+
 thread_local! {
     static SPARE: Cell<Option<BytesMut>> = const { Cell::new(None) };
 }
@@ -27,6 +37,8 @@ pub(crate) struct Inlet<'s> {
     pub(crate) half: ReadHalf<'s>,
     pub(crate) held: Held,
     size: usize,
+    /// Bytes of large reads since the last small one.
+    large: usize,
 }
 
 impl<'s> Inlet<'s> {
@@ -35,7 +47,22 @@ impl<'s> Inlet<'s> {
             half,
             held: Held::default(),
             size: FIRST,
+            large: 0,
         }
+    }
+
+    pub(crate) fn socket(&self) -> &TcpStream {
+        self.half.as_ref()
+    }
+
+    /// Whether so much has come in large reads that more of them are to be expected.
+    pub(crate) fn is_bulk(&self) -> bool {
+        self.large >= BULK
+    }
+
+    /// Begins to look for bulk anew.
+    pub(crate) fn not_bulk(&mut self) {
+        self.large = 0;
     }
 
     /// Reads what is there now, up to the present size. `Ok(0)` is the end.
@@ -58,6 +85,11 @@ impl<'s> Inlet<'s> {
             self.size = (self.size * 2).min(MOST);
         } else if count < self.size / 4 {
             self.size = (self.size / 2).max(FIRST);
+        }
+        if count >= LARGE {
+            self.large = self.large.saturating_add(count);
+        } else if count < SMALL {
+            self.large = 0;
         }
         self.held.0 = buffer;
         Poll::Ready(Ok(count))

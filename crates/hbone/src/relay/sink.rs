@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::AsyncWrite;
+use tokio::net::TcpStream;
 use tokio::net::tcp::WriteHalf;
 
 use super::Broken;
@@ -21,6 +22,9 @@ pub(crate) trait Sink {
 
     /// Ready when this side was reset, where reading it would no longer tell.
     fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<Broken>;
+
+    /// The socket that the bytes go to as they are; none where they take another form.
+    fn socket(&self) -> Option<&TcpStream>;
 }
 
 pub(crate) struct TunnelSink<'s>(pub(crate) &'s mut Transmit);
@@ -38,6 +42,10 @@ impl Sink for TunnelSink<'_> {
 
     fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<Broken> {
         self.0.poll_broken(cx).map(Broken::from)
+    }
+
+    fn socket(&self) -> Option<&TcpStream> {
+        None
     }
 }
 
@@ -61,6 +69,10 @@ impl Sink for TcpSink<'_> {
     /// The other direction reads this socket, and goes on watching it when it has read the end.
     fn poll_broken(&mut self, _cx: &mut Context<'_>) -> Poll<Broken> {
         Poll::Pending
+    }
+
+    fn socket(&self) -> Option<&TcpStream> {
+        Some(self.0.as_ref())
     }
 }
 
