@@ -38,7 +38,7 @@ use crate::mesh_state::MeshState;
 use crate::node::node;
 use crate::on_demand::OnDemand;
 use crate::operators::Tables;
-use crate::proxy::{Gate, Proxies, Settings, Shared};
+use crate::proxy::{Gate, LocalPods, Proxies, Settings, Shared};
 use crate::record::Recorder;
 use crate::roots;
 use crate::succession::{Carried, Succession};
@@ -110,9 +110,11 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
         hostnames,
         on_demand,
         gate: Gate::default(),
+        local: LocalPods::default(),
         settings: Settings {
             network: Arc::clone(&config.node.network),
             inpod: config.inpod.clone(),
+            same_node: config.same_node.clone(),
             tcp: config.tcp.clone(),
             hbone: config.hbone.clone(),
             baggage: config.baggage,

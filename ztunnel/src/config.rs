@@ -11,7 +11,7 @@ mod proxy_config;
 mod read;
 mod variables;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -48,6 +48,7 @@ pub struct Config {
     pub dns: Option<Dns>,
     /// Names the upstream servers, for pods' DNS and for endpoints that are known by a name.
     pub resolv_conf: PathBuf,
+    pub same_node: SameNode,
     pub tcp: Tcp,
     pub hbone: hbone::Config,
     pub baggage: Baggage,
@@ -173,6 +174,28 @@ pub enum Ipv6 {
     Disabled,
 }
 
+/// Whether two pods of this node may be connected without a tunnel between them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SameNode {
+    Never,
+    Always,
+    /// If both are of these namespaces.
+    Within(BTreeSet<String>),
+}
+
+impl SameNode {
+    /// Whether a pod of the one namespace may be connected to one of the other.
+    pub fn allows(&self, source: &str, destination: &str) -> bool {
+        match self {
+            Self::Never => false,
+            Self::Always => true,
+            Self::Within(namespaces) => {
+                namespaces.contains(source) && namespaces.contains(destination)
+            }
+        }
+    }
+}
+
 #[derive(Debug, Clone)]
 pub struct Tcp {
     pub keepalive: Option<Keepalive>,
@@ -272,6 +295,7 @@ impl Config {
             inpod,
             dns,
             resolv_conf: reader.text_with_default("RESOLV_CONF").into(),
+            same_node: read::same_node(&mut reader),
             tcp: read::tcp(&mut reader),
             hbone: read::hbone(&mut reader),
             baggage: reader.either(

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use hbone::wire::MalformedRequest;
 use hbone::{BehindError, OpenError, TunnelError};
-use identity::{CertificateError, tls};
+use identity::{CertificateError, Unvouched, tls};
 
 use crate::binding::Unbound;
 use crate::limits::{Full, Telling, Untold};
@@ -60,6 +60,15 @@ pub enum Failure {
     LocalTls(Arc<str>),
     #[error("{0}")]
     Tunnel(OpenError),
+    /// The destination, a pod of this node, did not take it; its own record says why.
+    #[error("{to} refused the connection with status {status}")]
+    Refused { to: SocketAddr, status: u16 },
+    /// A certificate that a connection within this node would stand on is good for nothing.
+    #[error("{identity}: {reason}")]
+    Unvouched {
+        identity: spiffe::SpiffeId,
+        reason: Unvouched,
+    },
     #[error("handshake with the client failed: {reason}{}", Untold(*telling))]
     ClientHandshake { reason: String, telling: Telling },
     /// The peer's certificate, or one above it, has been taken back.
@@ -144,10 +153,15 @@ impl Failure {
             Self::Connect { .. }
             | Self::ConnectTimeout { .. }
             | Self::Copy(_)
+            | Self::Refused { .. }
             | Self::ClientHandshake { .. } => Flag::Connect,
-            Self::Certificate { .. } => Flag::IdentityError,
             Self::LocalTls(_) => Flag::TlsFailure,
-            Self::Revoked(_) => Flag::CertRevoked,
+            Self::Revoked(_)
+            | Self::Unvouched {
+                reason: Unvouched::Revoked(_),
+                ..
+            } => Flag::CertRevoked,
+            Self::Certificate { .. } | Self::Unvouched { .. } => Flag::IdentityError,
             Self::Tunnel(error) => tunnel_flag(error),
             Self::ClientProtocol(_) => Flag::H2HandshakeFailure,
             Self::NotServed(_) | Self::Malformed(_) => Flag::BadRequest,

@@ -2,33 +2,30 @@
 //! 15008, mesh → pod: authenticate, authorize, connect, relay.
 //!
 //! A tunnel proves who its peer is; each of its streams is a connection of its own, with its own destination, decision
-//! and record. Both lives are written here in order.
+//! and record. A tunnel's life is written here in order, a connection's in [`arrival`].
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+pub mod arrival;
+
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hbone::wire::{ConnectRequest, Forwarded, MalformedRequest};
+use hbone::wire::MalformedRequest;
 use hbone::{Incoming, ServeError, Server, TunnelFault};
-use http::StatusCode;
 use identity::tls;
-use mesh::{Service, Workload};
 use parking_lot::Mutex;
 use spiffe::SpiffeId;
-use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tracing::{Instrument as _, debug, debug_span, info};
 
-use crate::config::{AppTunnel, Baggage};
-use crate::connections::{ConnectionView, InboundFacts};
+use self::arrival::{Arrivals, Arrived};
+use crate::config::Baggage;
 use crate::failure::Failure;
 use crate::limits::{Standing, Telling};
 use crate::outbound::baggage;
 use crate::proxy::{PodProxy, canonical};
-use crate::proxy_protocol::Announcement;
-use crate::record::{End, Labels, Opening, Reporter, Security};
+use crate::record::{Reporter, Security};
 use crate::relaying::result_of;
-use crate::route::{self, Announced};
 use crate::workers::WorkerId;
 
 /// The life of a tunnel.
@@ -52,10 +49,13 @@ pub async fn serve(
         }
     };
     let streams = Arc::new(Streams {
-        pod: Arc::clone(&pod),
-        worker,
-        peer,
-        reached,
+        arrivals: Arrivals {
+            pod: Arc::clone(&pod),
+            worker,
+            peer,
+            reached,
+            security: Security::MutualTls,
+        },
         half_open: Mutex::new(half_open),
     });
     tokio::select! {
@@ -68,7 +68,7 @@ pub async fn serve(
 }
 
 async fn tunnel(pod: &PodProxy, socket: TcpStream, streams: Arc<Streams>) -> Result<(), Failure> {
-    let (peer, reached) = (streams.peer, streams.reached);
+    let Arrivals { peer, reached, .. } = streams.arrivals;
     let workload = pod.workload_at(reached.ip()).await?;
     let identity = workload.identity.clone();
     let certificate = match pod.shared.certificates.certificate(&identity).await {
@@ -151,23 +151,9 @@ impl PodProxy {
 
 /// What the streams of one tunnel share.
 struct Streams {
-    pod: Arc<PodProxy>,
-    worker: WorkerId,
-    peer: SocketAddr,
-    /// Where the tunnel ends.
-    reached: SocketAddr,
+    arrivals: Arrivals,
     /// Its place among those whose handshake is not over.
     half_open: Mutex<Option<Standing>>,
-}
-
-/// A stream that is meant for us.
-struct Accepted {
-    workload: Arc<Workload>,
-    destination: SocketAddr,
-    /// What the application is to be told first.
-    announced: Option<Announced>,
-    service: Option<Arc<Service>>,
-    source: End,
 }
 
 impl hbone::Handler for Streams {
@@ -184,104 +170,40 @@ impl hbone::Handler for Streams {
 
     fn malformed(&self, peer: &SpiffeId, error: MalformedRequest) {
         let failure = Failure::Malformed(error);
-        self.pod
-            .refuse_stream(peer, self.peer, self.reached, &failure);
+        let at = &self.arrivals;
+        at.pod.refuse_stream(peer, at.peer, at.reached, &failure);
     }
 }
 
 impl Streams {
-    /// The life of a connection.
     async fn carry(self: Arc<Self>, mut incoming: Incoming) {
-        let pod = &self.pod;
+        let pod = &self.arrivals.pod;
         // A cut tunnel ends its streams' tasks a moment later; the pod waits for their records.
         let _open = pod.hold();
-        let Some(_place) = pod.admit_stream(self.peer, self.reached, &incoming.peer) else {
-            return incoming.reject(StatusCode::SERVICE_UNAVAILABLE);
+        let permitted = self
+            .arrivals
+            .permit(&incoming.request, &incoming.peer)
+            .await;
+        let arrived = match permitted {
+            Ok(permitted) => permitted.connect(pod, incoming.abandoned()).await,
+            Err(status) => Err(status),
         };
-        let accepted = match self
-            .learn_and_accept(&incoming.request, &incoming.peer)
-            .await
-        {
-            Ok(accepted) => accepted,
-            Err((status, failure)) => {
-                incoming.reject(status);
-                return pod.refuse_early(Reporter::Destination, self.peer, self.reached, &failure);
-            }
-        };
-        let identity = incoming.peer.clone();
-        let forwarded_host = forwarded_host(&incoming.request).map(Arc::from);
-        let authority: Arc<str> = incoming.request.authority.to_string().into();
-        let workload = &accepted.workload;
-        let record = pod.shared.recorder.open(
-            self.worker,
-            Opening {
-                labels: Labels {
-                    reporter: Reporter::Destination,
-                    source: accepted.source,
-                    destination: End::of(workload).with_principal(Some(workload.identity.clone())),
-                    service: accepted.service.as_deref().map(Into::into),
-                    security: Security::MutualTls,
-                },
-                source: self.peer,
-                destination: self.reached,
-                authority: Some(authority),
-            },
-        );
-        let facts = InboundFacts {
-            source_ip: self.peer.ip(),
-            identity: Some(identity),
-            destination: accepted.destination,
-        };
-        let view = ConnectionView {
-            src: self.peer,
-            original_dst: forwarded_host,
-            actual_dst: accepted.destination.to_string().into(),
-            protocol: "HBONE",
-            verdict: None,
-        };
-        let tracked = pod
-            .connections
-            .track(self.worker, Some(facts.clone()), view);
-
-        match pod.authorize(&facts).await {
-            Ok(words) => tracked.note(words),
-            Err(denied) => {
-                incoming.reject(StatusCode::UNAUTHORIZED);
-                return record.close(Err(denied));
-            }
-        }
-        let connected = tokio::select! {
-            connected = self.connect_application(accepted.destination, accepted.announced.as_ref()) => connected,
-            gone = incoming.abandoned() => Err(Failure::Copy(format!("the client gave up while connecting: {gone}"))),
-        };
-        let mut application = match connected {
-            Ok(application) => application,
-            Err(failure) => {
-                incoming.reject(StatusCode::SERVICE_UNAVAILABLE);
-                return record.close(Err(failure));
-            }
+        let Arrived {
+            application,
+            workload,
+            record,
+            tracked,
+            _place,
+        } = match arrived {
+            Ok(arrived) => arrived,
+            Err(status) => return incoming.reject(status),
         };
         let described = match pod.shared.settings.baggage {
-            Baggage::Exchanged => Some(baggage(workload)),
+            Baggage::Exchanged => Some(baggage(&workload)),
             Baggage::SentOnly => None,
         };
-        let header = accepted.announced.as_ref().map(|announced| {
-            let announcement = Announcement {
-                source: self.peer,
-                destination: announced.destination,
-                identity: facts.identity.as_ref(),
-                service: announced.service.as_deref(),
-            };
-            announcement.header()
-        });
         match incoming.accept(described.as_ref()) {
             Ok(stream) => {
-                // A fresh socket has room for it.
-                if let Some(header) = header
-                    && let Err(error) = application.write_all(&header).await
-                {
-                    return record.close(Err(Failure::Copy(error.to_string())));
-                }
                 let outcome = stream
                     .relay(application, record.meter(), tracked.stop())
                     .await;
@@ -290,107 +212,4 @@ impl Streams {
             Err(error) => record.close(Err(Failure::Copy(error.to_string()))),
         }
     }
-
-    async fn learn_and_accept(
-        &self,
-        request: &ConnectRequest,
-        peer: &SpiffeId,
-    ) -> Result<Accepted, (StatusCode, Failure)> {
-        let shared = &self.pod.shared;
-        if let Some(on_demand) = &shared.on_demand
-            && let Ok(workload) = self.pod.workload()
-        {
-            self.pod.wonder_at(&workload, self.peer.ip());
-            let (reached, network) = (self.reached.ip(), &*shared.settings.network);
-            let needs = |store: &mesh::Store| {
-                route::needs::inbound(store, &workload, reached, network, &request.authority)
-            };
-            let learned = Box::pin(on_demand.learn(&shared.mesh, needs)).await;
-            learned.map_err(|failure| (StatusCode::SERVICE_UNAVAILABLE, failure))?;
-        }
-        self.accept(request, peer)
-    }
-
-    /// Is it for us, where does it go, and who speaks as far as telemetry is concerned.
-    fn accept(
-        &self,
-        request: &ConnectRequest,
-        peer: &SpiffeId,
-    ) -> Result<Accepted, (StatusCode, Failure)> {
-        let pod = &self.pod;
-        // The tunnel may be older than what is known of the pod.
-        let workload = pod
-            .workload_now_at(self.reached.ip())
-            .map_err(|unbound| (StatusCode::SERVICE_UNAVAILABLE, unbound.into()))?;
-        let refused =
-            |refusal: route::InboundRefusal| (refusal.status(), Failure::NotServed(refusal));
-        let network = &*pod.shared.settings.network;
-        let store = pod.shared.mesh.read();
-        let (reached, authority) = (self.reached.ip(), &request.authority);
-        route::accept_destination(&store, &workload, reached, network, authority)
-            .map_err(refused)?;
-        let hop =
-            route::next_hop(&store, &workload, reached, network, authority).map_err(refused)?;
-        let named = forwarded_host(request);
-        let service =
-            route::destination_service(&hop.services, &workload, hop.destination.port(), named);
-        Ok(Accepted {
-            source: self
-                .source(&store, request)
-                .with_principal(Some(peer.clone())),
-            workload,
-            destination: hop.destination,
-            announced: hop.announced,
-            service,
-        })
-    }
-
-    /// An application that is told where connections come from may listen on loopback alone, where nobody else can tell
-    /// it anything.
-    async fn connect_application(
-        &self,
-        to: SocketAddr,
-        announced: Option<&Announced>,
-    ) -> Result<TcpStream, Failure> {
-        let pod = &self.pod;
-        if announced.is_some() && pod.shared.settings.inpod.app_tunnel == AppTunnel::Loopback {
-            let loopback = match to.ip() {
-                IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
-                IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
-            };
-            return pod
-                .connect_in_time(SocketAddr::new(loopback, to.port()), None)
-                .await;
-        }
-        pod.connect_keeping_source(to, self.peer.ip()).await
-    }
-
-    /// A workload found by its address is worth more than what a peer says of itself; an address of another network
-    /// says nothing here.
-    fn source(&self, store: &mesh::Store, request: &ConnectRequest) -> End {
-        let settings = &self.pod.shared.settings;
-        let foreign = request
-            .network
-            .as_ref()
-            .is_some_and(|network| !network.eq_ignore_ascii_case(&settings.network));
-        let known = if foreign {
-            None
-        } else {
-            store.workload_by_ip(&settings.network, self.peer.ip())
-        };
-        if let Some(workload) = known {
-            return End::of(workload);
-        }
-        match (&request.baggage, settings.baggage) {
-            (Some(baggage), Baggage::Exchanged) => End::of_baggage(baggage),
-            _ => End::default(),
-        }
-    }
-}
-
-fn forwarded_host(request: &ConnectRequest) -> Option<&str> {
-    request
-        .forwarded
-        .as_ref()
-        .and_then(|Forwarded { host, .. }| host.as_deref())
 }

@@ -8,6 +8,7 @@ mod attempts;
 mod gateway;
 mod hop;
 mod retry;
+mod same_node;
 
 use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
@@ -95,7 +96,7 @@ impl Caller<'_> {
             pod.refuse_early(Reporter::Source, self.peer, self.original, &failure);
             return reset(client);
         }
-        match Hop::of(self.route(&[]).await) {
+        match self.hop(&[]).await {
             Ok(hop) => carry(self, client, hop).await,
             Err(refused) => {
                 self.refuse(refused);
@@ -115,6 +116,17 @@ impl Caller<'_> {
             route::needs::outbound(store, &self.connection(&standings, &[]))
         };
         Box::pin(on_demand.learn(&shared.mesh, needs)).await
+    }
+
+    /// The way there; straight through this node where that is allowed and possible.
+    async fn hop(&self, tried: &[Endpoint]) -> Result<Hop, Refused> {
+        let route = self.route(tried).await;
+        let shortcut = same_node::shortcut(self, &route);
+        let hop = Hop::of(route)?;
+        Ok(match shortcut {
+            Some(shortcut) => hop.through(shortcut),
+            None => hop,
+        })
     }
 
     /// Where that leads now, other than to endpoints that were tried or whose names lead nowhere.
@@ -207,12 +219,16 @@ async fn carry(caller: &Caller<'_>, client: TcpStream, hop: Hop) {
         }
     };
     let (meter, stop) = (record.meter(), tracked.stop());
-    let outcome = match upstream {
-        Upstream::Plain(upstream) => hbone::relay_tcp(client, upstream, meter, stop).await,
-        Upstream::Tunnel(stream) => stream.relay(client, meter, stop).await,
+    let result = match upstream {
+        Upstream::Plain(upstream) => {
+            let outcome = hbone::relay_tcp(client, upstream, meter, stop).await;
+            result_of(outcome.end)
+        }
+        Upstream::Tunnel(stream) => result_of(stream.relay(client, meter, stop).await.end),
+        Upstream::SameNode(local) => local.relay(client, meter, stop).await,
     };
     drop(using);
-    record.close(result_of(outcome.end));
+    record.close(result);
 }
 
 fn labels(
@@ -221,10 +237,9 @@ fn labels(
     service: Option<&Service>,
     security: Security,
 ) -> Labels {
-    let principal = match security {
-        Security::MutualTls => Some(source.identity.clone()),
-        Security::Unknown => None,
-    };
+    let principal = security
+        .proves_identities()
+        .then(|| source.identity.clone());
     Labels {
         reporter: Reporter::Source,
         source: End::of(source).with_principal(principal),

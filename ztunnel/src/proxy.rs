@@ -6,6 +6,7 @@
 
 mod admission;
 mod binding;
+mod local_pods;
 mod permission;
 mod proxies;
 
@@ -35,8 +36,9 @@ use tracing::{Instrument as _, debug, info_span, warn};
 
 use self::admission::Admitted;
 use self::binding::Held;
+pub use self::local_pods::LocalPods;
 pub use self::proxies::{PodState, Proxies, Remaining};
-use crate::config::{Baggage, DecisionLog, InPod, Ipv6, OriginalSource, PortReuse, Tcp};
+use crate::config::{Baggage, DecisionLog, InPod, Ipv6, OriginalSource, PortReuse, SameNode, Tcp};
 use crate::connections::Connections;
 use crate::dns::{self, Resolver};
 use crate::endpoints::Endpoints;
@@ -70,6 +72,8 @@ pub struct Shared {
     pub on_demand: Option<OnDemand>,
     /// Closed while another process accepts in this one's place.
     pub gate: Gate,
+    /// All that are served, to be found by each other.
+    pub local: LocalPods,
     pub settings: Settings,
 }
 
@@ -91,6 +95,7 @@ impl Gate {
 pub struct Settings {
     pub network: Arc<str>,
     pub inpod: InPod,
+    pub same_node: SameNode,
     pub tcp: Tcp,
     pub hbone: hbone::Config,
     pub baggage: Baggage,
@@ -369,6 +374,16 @@ impl PodProxy {
         }
     }
 
+    /// Whether it takes new connections.
+    pub fn is_accepting(&self) -> bool {
+        !self.tasks.is_closed()
+    }
+
+    /// Waits until the pod's connections are cut.
+    pub async fn cut(&self) {
+        self.cut.cancelled().await;
+    }
+
     /// Keeps a drain waiting for as long as it is held.
     pub fn hold(&self) -> TaskTrackerToken {
         self.tasks.token()
@@ -472,13 +487,14 @@ impl PodProxy {
         dst: SocketAddr,
         failure: &Failure,
     ) {
-        let labels = self.early_labels(Reporter::Destination, Some(identity));
+        let proven = Some((identity, Security::MutualTls));
+        let labels = self.early_labels(Reporter::Destination, proven);
         let recorder = &self.shared.recorder;
         recorder.refuse_early(&labels, src, dst, failure);
     }
 
-    /// This pod at its end, and of the other one what it has proven.
-    fn early_labels(&self, reporter: Reporter, proven: Option<&SpiffeId>) -> Labels {
+    /// This pod at its end, and of the other one what is certain, and by what.
+    fn early_labels(&self, reporter: Reporter, proven: Option<(&SpiffeId, Security)>) -> Labels {
         let own = self
             .workload()
             .map(|workload| End::of(&workload))
@@ -489,17 +505,17 @@ impl PodProxy {
             });
         let (source, destination) = match reporter {
             Reporter::Source => (own, End::default()),
-            Reporter::Destination => (End::default().with_principal(proven.cloned()), own),
+            Reporter::Destination => {
+                let identity = proven.map(|(identity, _)| identity.clone());
+                (End::default().with_principal(identity), own)
+            }
         };
         Labels {
             reporter,
             source,
             destination,
             service: None,
-            security: match proven {
-                Some(_) => Security::MutualTls,
-                None => Security::Unknown,
-            },
+            security: proven.map_or(Security::Unknown, |(_, security)| security),
         }
     }
 

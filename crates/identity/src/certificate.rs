@@ -18,7 +18,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use zeroize::Zeroizing;
 
 use crate::path::{self, Path, Presented, Trust};
-use crate::{PeerRole, Revocation, RevocationList, Revoked, tls};
+use crate::{PeerRole, Revocation, RevocationList, Revoked, Standing, tls};
 
 /// Why there is no certificate for an identity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -210,6 +210,38 @@ impl WorkloadCertificate {
         list.find(self.path.get_or_init(|| self.own_path()).as_ref()?)
     }
 
+    /// What this certificate is worth without a handshake, to one that stands in for both ends of a connection: its
+    /// standing, to be kept for as long as the connection lives.
+    ///
+    /// # Errors
+    /// Says why a peer that knows what we do would refuse it: out of its time, on no path to a root, or revoked.
+    pub fn vouch(&self, role: PeerRole) -> Result<Standing, Unvouched> {
+        let path = self.good_path()?;
+        let Some(revocation) = &self.revocation else {
+            return Ok(Standing::unconditional());
+        };
+        Ok(revocation.admit(role, Some(path.clone())))
+    }
+
+    /// Whether [`Self::vouch`] would do so now.
+    pub fn is_good(&self) -> bool {
+        self.good_path().is_ok()
+    }
+
+    fn good_path(&self) -> Result<&Path, Unvouched> {
+        let now = SystemTime::now();
+        if now < self.not_before || now >= self.not_after {
+            return Err(Unvouched::OutOfTime);
+        }
+        let path = self.path.get_or_init(|| self.own_path());
+        let path = path.as_ref().ok_or(Unvouched::NoPath)?;
+        let revoked = self.revocation.as_ref().map(Revocation::list);
+        match revoked.and_then(|list| list.find(path)) {
+            Some(revoked) => Err(Unvouched::Revoked(revoked)),
+            None => Ok(path),
+        }
+    }
+
     /// Our own way to a root of ours, as a peer with the same roots would go it.
     fn own_path(&self) -> Option<Path> {
         let provider = tls::provider();
@@ -294,6 +326,20 @@ impl fmt::Debug for WorkloadCertificate {
             .field("not_after", &self.not_after)
             .finish_non_exhaustive()
     }
+}
+
+/// Why a certificate stands for nobody.
+#[derive(Debug, thiserror::Error)]
+pub enum Unvouched {
+    /// Expired, or not valid yet.
+    #[error("certificate is not valid at this time")]
+    OutOfTime,
+    /// Nothing leads from it to a root that came with it.
+    #[error("certificate leads to none of its roots")]
+    NoPath,
+    /// It, or one above it, has been taken back.
+    #[error("{0}")]
+    Revoked(Revoked),
 }
 
 /// A fresh P-256 key; wiped when dropped.

@@ -13,7 +13,7 @@
 //! policies or tunnels, and no private key leaves this crate.
 
 mod certificate;
-pub use certificate::{CertificateError, Issued, WorkloadCertificate};
+pub use certificate::{CertificateError, Issued, Unvouched, WorkloadCertificate};
 
 mod ca_client;
 pub use ca_client::{CaClient, CsrRequest, IMPERSONATED_IDENTITY, IstioCa};

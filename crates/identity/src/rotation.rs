@@ -226,6 +226,19 @@ impl Certificates {
         }
     }
 
+    /// The current certificate of `id` if it is at hand and has not expired; waits for nothing and fetches nothing.
+    pub fn at_hand(&self, id: &SpiffeId) -> Option<Arc<WorkloadCertificate>> {
+        let entries = self.entries.read();
+        match &*entries.get(id)?.state.borrow() {
+            CertificateState::Available { certificate, .. }
+                if certificate.not_after() > (self.fetching.clock)() =>
+            {
+                Some(Arc::clone(certificate))
+            }
+            _ => None,
+        }
+    }
+
     /// Fetches ahead of need; a connection that waits goes first.
     pub fn prefetch(&self, id: SpiffeId) {
         drop(self.watch(&id, Demand::Prefetch));

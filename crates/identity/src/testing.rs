@@ -11,6 +11,7 @@ use rcgen::{
     SerialNumber,
 };
 use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use spiffe::SpiffeId;
 
@@ -230,6 +231,13 @@ impl CaClient for TestAuthority {
 pub fn serial(certificate: &WorkloadCertificate, index: usize) -> Vec<u8> {
     let der = &certificate.certified_key().cert[index];
     let parsed = crate::certificate::parse(der).expect("a certificate");
+    parsed.raw_serial().to_vec()
+}
+
+/// The serial number of a certificate in PEM.
+pub fn serial_of_pem(pem: &str) -> Vec<u8> {
+    let der = CertificateDer::from_pem_slice(pem.as_bytes()).expect("a certificate in PEM");
+    let parsed = crate::certificate::parse(&der).expect("a certificate");
     parsed.raw_serial().to_vec()
 }
 

@@ -9,7 +9,7 @@ use super::parse::Reader;
 use super::proxy_config::ProxyConfig;
 use super::{
     AppTunnel, Dns, Endpoint, Following, Handover, InPod, Ipv6, Keepalive, Local, Log, LogFormat,
-    Node, OriginalSource, PortReuse, Root, Tcp, Token,
+    Node, OriginalSource, PortReuse, Root, SameNode, Tcp, Token,
 };
 
 /// A variable that asks for something this build doesn't do is a mistake: ignoring it would let a user believe that
@@ -251,6 +251,37 @@ pub(super) fn inpod(reader: &mut Reader<'_>) -> InPod {
             AppTunnel::PodAddress,
         ),
     }
+}
+
+/// A list by name, so that nobody opens the whole mesh with a slip of the pen.
+pub(super) fn same_node(reader: &mut Reader<'_>) -> SameNode {
+    const NAME: &str = "SAME_NODE_SHORTCUT";
+    let text = reader.text_with_default(NAME);
+    match text.trim() {
+        "false" | "" => return SameNode::Never,
+        "true" => return SameNode::Always,
+        _ => {}
+    }
+    let names = text.split(',').map(str::trim);
+    let (good, bad): (Vec<_>, Vec<_>) = names.partition(|name| is_namespace(name));
+    for name in bad {
+        let reason = format!("is true, false, or names of namespaces; {name:?} is none of them");
+        reader.mistake(NAME, &reason);
+    }
+    if good.iter().any(|name| ["true", "false"].contains(name)) {
+        reader.mistake(NAME, "is true, false, or names of namespaces; not both");
+    }
+    SameNode::Within(good.into_iter().map(str::to_owned).collect())
+}
+
+/// A label of RFC 1123, as Kubernetes wants it.
+fn is_namespace(name: &str) -> bool {
+    let letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let bytes = name.as_bytes();
+    (1..=63).contains(&bytes.len())
+        && bytes.iter().all(|byte| letter(*byte) || *byte == b'-')
+        && letter(bytes[0])
+        && letter(bytes[bytes.len() - 1])
 }
 
 pub(super) fn handover(reader: &mut Reader<'_>, inpod: &InPod) -> Handover {

@@ -40,6 +40,40 @@ fn connections_with_a_header_may_be_handed_to_the_pods_address() {
 }
 
 #[test]
+fn the_same_node_shortcut_is_off_unless_it_is_asked_for_by_name() {
+    let allows = |value: &str, source: &str, destination: &str| {
+        let variables = [("SAME_NODE_SHORTCUT", value)];
+        config(&variables).same_node.allows(source, destination)
+    };
+    assert_eq!(config(&[]).same_node, SameNode::Never);
+    for (value, within, across) in [
+        ("", false, false),
+        ("false", false, false),
+        ("true", true, true),
+        ("shop", true, false),
+        ("pay, shop", true, true),
+        ("pay", false, false),
+    ] {
+        assert_eq!(allows(value, "shop", "shop"), within, "{value}");
+        assert_eq!(allows(value, "shop", "pay"), across, "{value}");
+        assert_eq!(allows(value, "pay", "shop"), across, "{value}");
+    }
+    for bad in [
+        "True",
+        "shop,",
+        "true,shop",
+        "shop pay",
+        "*",
+        "-shop",
+        "yes!",
+    ] {
+        let found = mistakes(&[("SAME_NODE_SHORTCUT", bad)]);
+        assert!(!found.is_empty(), "{bad:?} was taken");
+        assert!(found.iter().all(|name| name == "SAME_NODE_SHORTCUT"));
+    }
+}
+
+#[test]
 fn an_empty_environment_yields_the_defaults() {
     let config = config(&[]);
     assert_eq!(

@@ -113,6 +113,11 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable("IPV6_ENABLED", "true", "listen on IPv6 too"),
     variable(
+        "SAME_NODE_SHORTCUT",
+        "false",
+        "connect pods of this node to each other without TLS: true, false, or namespaces, if both pods are of them",
+    ),
+    variable(
         "LOCALHOST_APP_TUNNEL",
         "true",
         "hand connections with a PROXY header to loopback",

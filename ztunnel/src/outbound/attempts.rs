@@ -198,7 +198,7 @@ impl<'a> Attempts<'a> {
         if self.count >= MOST || Instant::now() >= self.deadline || self.tried.is_empty() {
             return None;
         }
-        let hop = Hop::of(self.caller.route(&self.tried).await).ok()?;
+        let hop = self.caller.hop(&self.tried).await.ok()?;
         let good = hop.is_fresh(&self.tried) && !hop.is_loop(self.reached);
         good.then_some(hop)
     }

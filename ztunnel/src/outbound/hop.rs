@@ -12,11 +12,13 @@ use spiffe::SpiffeId;
 use tokio::net::TcpStream;
 
 use super::retry::Role;
+use super::same_node::{Local, Shortcut};
 use super::{Caller, baggage, gateway, labels};
 use crate::connections::ConnectionView;
 use crate::endpoints::endpoint_of;
 use crate::failure::Failure;
 use crate::hostnames::HostError;
+use crate::inbound::arrival::SAME_NODE;
 use crate::proxy::PodProxy;
 use crate::record::{End, Opening, Security};
 use crate::route::{Refusal, Route};
@@ -36,6 +38,7 @@ pub(super) struct Hop {
 
 enum Via {
     Plain,
+    SameNode(Shortcut),
     Tunnel {
         authority: Authority,
         expected: Arc<[SpiffeId]>,
@@ -57,6 +60,7 @@ pub(super) struct Refused {
 pub(super) enum Upstream {
     Plain(TcpStream),
     Tunnel(Stream),
+    SameNode(Box<Local>),
 }
 
 /// The far side, and who it has proven to be where that was not known before.
@@ -170,15 +174,24 @@ impl Hop {
         Ok(hop)
     }
 
+    /// The same, but straight to a pod of this node.
+    pub(super) fn through(self, shortcut: Shortcut) -> Self {
+        Self {
+            to: shortcut.to,
+            via: Via::SameNode(shortcut),
+            ..self
+        }
+    }
+
     /// Whether this plain hop leads back to the very address that the client reached: it was not redirected but came to
     /// our port by itself, on an address of the pod that the mesh doesn't know, and would come back over and over.
     pub(super) fn is_loop(&self, reached: Option<SocketAddr>) -> bool {
         matches!(self.via, Via::Plain) && reached == Some(self.to)
     }
 
-    /// Whether it takes a certificate of the source.
+    /// Whether it waits for a certificate of the source.
     pub(super) fn is_tunnel(&self) -> bool {
-        !matches!(self.via, Via::Plain)
+        matches!(self.via, Via::Tunnel { .. } | Via::Gateway { .. })
     }
 
     /// Whether it was chosen among several, as far as can be told.
@@ -201,6 +214,7 @@ impl Hop {
     pub(super) fn opening(&self, caller: &Caller<'_>, proven: Option<End>) -> Opening {
         let (security, authority) = match &self.via {
             Via::Plain => (Security::Unknown, None),
+            Via::SameNode(_) => (Security::SameNode, None),
             Via::Tunnel { authority, .. } | Via::Gateway { authority, .. } => {
                 (Security::MutualTls, Some(authority.to_string().into()))
             }
@@ -217,6 +231,7 @@ impl Hop {
     pub(super) fn view(&self, caller: &Caller<'_>) -> ConnectionView {
         let (original, protocol) = match self.via {
             Via::Plain => (self.to, "TCP"),
+            Via::SameNode(_) => (caller.original, SAME_NODE),
             Via::Tunnel { .. } => (caller.original, "HBONE"),
             Via::Gateway { .. } => (caller.original, "DOUBLEHBONE"),
         };
@@ -235,6 +250,11 @@ impl Hop {
             Via::Plain => {
                 let connected = pod.connect_in_time(self.to, None).await;
                 return connected.map(|socket| Upstream::Plain(socket).into());
+            }
+            Via::SameNode(shortcut) => {
+                let request = self.request(&shortcut.to.into(), caller);
+                let local = shortcut.open(caller, &request).await?;
+                return Ok(Upstream::SameNode(Box::new(local)).into());
             }
             Via::Tunnel {
                 authority,

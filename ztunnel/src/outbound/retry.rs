@@ -68,6 +68,7 @@ pub(super) fn judge(failure: &Failure, role: Role) -> Verdict {
         Failure::Connect { error, .. } => of_connect(error),
         Failure::ConnectTimeout { .. } => elsewhere(Cause::Timeout),
         Failure::Tunnel(error) => of_tunnel(error, role),
+        Failure::Refused { status, .. } if is_unavailable(*status) => elsewhere(Cause::Status),
         _ => Verdict::Final,
     }
 }

@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use super::{Entrance, PodProxy, canonical, reset};
 use crate::failure::Failure;
 use crate::limits::{Full, Place, Standing, Telling};
-use crate::record::Reporter;
+use crate::record::{Reporter, Security};
 use crate::relaying::original_destination;
 
 /// The places of an accepted socket.
@@ -57,17 +57,18 @@ impl PodProxy {
         reset(socket);
     }
 
-    /// A place for a connection that came through a tunnel.
+    /// A place for a connection whose client is known for certain.
     pub fn admit_stream(
         &self,
         peer: SocketAddr,
         reached: SocketAddr,
         identity: &SpiffeId,
+        security: Security,
     ) -> Option<Place> {
         match self.gates.connections.enter(Instant::now()) {
             Ok(place) => Some(place),
             Err(full) => {
-                let identity = Some(identity);
+                let identity = Some((identity, security));
                 self.refuse_full(Reporter::Destination, peer, reached, identity, full);
                 None
             }
@@ -79,7 +80,7 @@ impl PodProxy {
         reporter: Reporter,
         src: SocketAddr,
         dst: SocketAddr,
-        identity: Option<&SpiffeId>,
+        identity: Option<(&SpiffeId, Security)>,
         full: Full,
     ) {
         let reason = full.kind.label();

@@ -73,6 +73,7 @@ impl Proxies {
         let proxy = PodProxy::start(pod, &self.shared, inherited)?;
         info!(uid = %pod.uid, pod = %pod.info, netns = %pod.netns.id(), transparent = ?proxy.transparent, handed_over, "proxy started");
         self.started.increment(1);
+        self.shared.local.add(&proxy);
         let replaced = self.running.lock().insert(pod.uid.clone(), proxy);
         if let Some(replaced) = replaced {
             self.end(&replaced);

@@ -36,10 +36,12 @@ impl Reporter {
     }
 }
 
-/// How the bytes travel between nodes.
+/// How the bytes travel from one end to the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Security {
     MutualTls,
+    /// In plain through this process, from pod to pod of this node; it holds the certificates of both.
+    SameNode,
     Unknown,
 }
 
@@ -47,7 +49,24 @@ impl Security {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::MutualTls => "mutual_tls",
+            Self::SameNode => "none",
             Self::Unknown => "unknown",
+        }
+    }
+
+    /// As the access log says it, where the addresses alone would mislead.
+    pub(super) fn transport(self) -> Option<&'static str> {
+        match self {
+            Self::SameNode => Some("same-node"),
+            Self::MutualTls | Self::Unknown => None,
+        }
+    }
+
+    /// Whether it is certain who the ends are.
+    pub fn proves_identities(self) -> bool {
+        match self {
+            Self::MutualTls | Self::SameNode => true,
+            Self::Unknown => false,
         }
     }
 }
@@ -163,10 +182,8 @@ impl Labels {
     }
 
     fn proven<'a>(&self, end: &'a End) -> Option<&'a SpiffeId> {
-        match self.security {
-            Security::MutualTls => end.principal.as_ref(),
-            Security::Unknown => None,
-        }
+        let principal = end.principal.as_ref();
+        principal.filter(|_| self.security.proves_identities())
     }
 
     /// Whether both count into the same series.

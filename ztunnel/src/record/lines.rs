@@ -58,6 +58,7 @@ macro_rules! access_line {
                 dst.identity = ends.destination_identity(),
                 dst.cluster = known(&to.cluster),
                 direction = ends.labels.reporter.direction(),
+                transport = ends.labels.security.transport(),
                 $($name = $value,)*
             },
             $message

@@ -41,6 +41,8 @@ struct State {
     resources: BTreeMap<&'static str, BTreeMap<String, Vec<u8>>>,
     streams: Vec<Responses>,
     pushes: u64,
+    /// Serial numbers of the certificates of each identity.
+    issued: BTreeMap<String, Vec<Vec<u8>>>,
 }
 
 #[derive(Clone)]
@@ -103,6 +105,17 @@ impl ControlPlane {
 
     pub(crate) fn root_pem(&self) -> &str {
         self.authority.root_pem()
+    }
+
+    /// Serial numbers of the certificates that an identity has had so far.
+    pub(crate) fn issued(&self, identity: &str) -> Vec<Vec<u8>> {
+        let state = self.state.lock().unwrap();
+        state.issued.get(identity).cloned().unwrap_or_default()
+    }
+
+    /// A list in PEM that takes these back.
+    pub(crate) fn revocation_list(&self, serials: &[Vec<u8>]) -> String {
+        self.authority.crl(serials)
     }
 
     pub(crate) async fn push_policy(&self, policy: Authorization) {
@@ -191,11 +204,16 @@ impl IstioCertificateService for ControlPlane {
         let Some(Kind::StringValue(identity)) = field.and_then(|field| field.kind) else {
             return Err(Status::unauthenticated("no identity"));
         };
-        let identity = identity
+        let identity: spiffe::SpiffeId = identity
             .parse()
             .map_err(|_| Status::invalid_argument("no identity"))?;
         let validity = Validity::lasting(Duration::from_secs(3600));
         let cert_chain = self.authority.answer(&message.csr, &identity, validity);
+        let serial = identity::testing::serial_of_pem(&cert_chain[0]);
+        let mut state = self.state.lock().unwrap();
+        let issued = state.issued.entry(identity.to_string()).or_default();
+        issued.push(serial);
+        drop(state);
         Ok(Response::new(IstioCertificateResponse { cert_chain }))
     }
 }

@@ -23,4 +23,5 @@ mod policy;
 mod release;
 mod resilience;
 mod robustness;
+mod same_node;
 mod tunnel;
