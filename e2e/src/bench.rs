@@ -2,6 +2,7 @@
 //! Measurements that can be repeated with one command: `e2e bench …`. What came out is in `bench/README.md`.
 
 pub mod control_plane;
+pub mod data_path;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -11,6 +12,11 @@ use crate::environment::Environment;
 /// What is measured.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Bench {
+    /// The data path beside no proxy and beside others: throughput, requests, new connections, latency, processor time
+    #[command(
+        after_help = "Examples:\n  e2e bench data-path --rounds 3 --works http-16,ping-1\n  e2e bench data-path --ztunnel /path/to/another/ztunnel\n  e2e bench data-path --save e2e/bench/data-path.json\n  e2e bench data-path --from e2e/bench/data-path.json --document e2e/bench/README.md --plot e2e/bench/data-path.svg"
+    )]
+    DataPath(data_path::Plan),
     /// A control plane of many pods: time and memory to the first state, a change to the push at many clients, reconnects
     ControlPlane(control_plane::Plan),
 }
@@ -19,6 +25,7 @@ impl Bench {
     /// Measures and prints. Returns whether all bounds hold.
     pub fn run(&self, environment: &Environment) -> Result<bool> {
         match self {
+            Self::DataPath(plan) => data_path::run(plan, environment),
             Self::ControlPlane(plan) => control_plane::run(plan, environment),
         }
     }

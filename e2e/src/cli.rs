@@ -15,6 +15,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::bench::Bench;
+use crate::bench::data_path::load::{self, Load};
 use crate::dns::client::Resolve;
 use crate::environment::Environment;
 use crate::handle::{Access, Lab, Start};
@@ -159,6 +160,12 @@ enum Verb {
     Serve { services: Vec<Service> },
     #[command(hide = true)]
     ServeDns,
+    /// Serve what `bench-load` asks for, until the input ends; to be run in a pod
+    #[command(hide = true)]
+    BenchServe,
+    /// Do one kind of work of the bench and report on it as JSON; to be run in a pod
+    #[command(hide = true)]
+    BenchLoad(Load),
     /// Let in what other networks send to services of this one; to be run in a pod
     #[command(hide = true)]
     Gateway(gateway::Gateway),
@@ -334,6 +341,18 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Verb::ServeDns => runtime()?
             .block_on(local(crate::dns::server::serve()))
             .map(|()| ExitCode::SUCCESS),
+        Verb::BenchServe => {
+            raise_file_limit();
+            runtime()?
+                .block_on(local(load::serve()))
+                .map(|()| ExitCode::SUCCESS)
+        }
+        Verb::BenchLoad(load) => {
+            raise_file_limit();
+            let done = runtime()?.block_on(local(load::run(&load)))?;
+            println!("{}", serde_json::to_string(&done)?);
+            Ok(ExitCode::SUCCESS)
+        }
         Verb::EnterLab(options) => enter_lab(&options),
         Verb::RunLab(options) => lab::run(&options).map(|()| ExitCode::SUCCESS),
         Verb::Gateway(gateway) => {

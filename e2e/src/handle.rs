@@ -21,7 +21,7 @@ use anyhow::{Context as _, Result, bail};
 pub use self::access::Finished;
 pub use self::held::Held;
 pub use self::link::Link;
-pub use self::process::Process;
+pub use self::process::{Process, processor_seconds};
 pub use self::sniffing::Sniffing;
 use crate::environment::Environment;
 use crate::lab::Message;

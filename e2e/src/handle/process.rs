@@ -125,6 +125,11 @@ impl Process {
         Ok(entries.count())
     }
 
+    /// Seconds of processor time that it has taken so far, in the kernel and out of it.
+    pub fn processor_seconds(&self) -> Result<f64> {
+        processor_seconds(self.pid)
+    }
+
     /// Bytes of memory that are its own now.
     pub fn memory(&self) -> Result<u64> {
         let kibibytes: u64 = status_field(self.pid, "RssAnon")?
@@ -162,6 +167,20 @@ impl Process {
             number => Ok(Some(number.parse().context("the limit of open files")?)),
         }
     }
+}
+
+/// Seconds of processor time that a process has taken so far.
+pub fn processor_seconds(pid: u32) -> Result<f64> {
+    let path = format!("/proc/{pid}/stat");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("process {pid} is gone"))?;
+    // Its name may hold anything; the fields after it are numbered from 3. 14 and 15 are wanted.
+    let fields = text.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let mut fields = fields.split_whitespace().skip(11);
+    let mut ticks = || -> Option<f64> { fields.next()?.parse().ok() };
+    let total = ticks().zip(ticks()).map(|(user, system)| user + system);
+    let rate = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.unwrap_or(100);
+    let total = total.with_context(|| format!("{path} has no times"))?;
+    Ok(total / rate as f64)
 }
 
 /// Its process id in the lab.

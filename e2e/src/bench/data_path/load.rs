@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The load of the data-path bench: a server of three ports and a client that does one kind of work for a while and says
+//! what came of it as one JSON object. Both run inside pods and know nothing of proxies.
+//!
+//! A request of fixed length has an answer of fixed length, so that neither end spends its time on parsing: what is to
+//! be measured lies between them.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::lifeline::input_ended;
+
+/// Where the server takes bulk, HTTP, and single bytes.
+pub const BULK: u16 = 7501;
+pub const HTTP: u16 = 7502;
+pub const ECHO: u16 = 7503;
+
+const UP: u8 = b'u';
+const DOWN: u8 = b'd';
+/// As much as an application that moves files reads and writes at once.
+const CHUNK: usize = 256 << 10;
+const REQUEST: &[u8] = b"GET /sixty-four HTTP/1.1\r\nHost: bench.example\r\nAccept: */*\r\n\r\n";
+/// How long anything may take that should take a moment.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// An HTTP response with a body of 64 bytes.
+fn response() -> Vec<u8> {
+    let mut text =
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 64\r\n\r\n".to_vec();
+    text.extend([b'.'; 64]);
+    text
+}
+
+/// One kind of work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// The client sends as fast as it can
+    BulkUp,
+    /// The server sends as fast as it can
+    BulkDown,
+    /// Requests and answers on connections that are kept
+    Http,
+    /// Connect, one byte there and back, close
+    Connect,
+    /// One byte there and back, again and again
+    Ping,
+    /// Hold connections that have carried one byte, until the input ends
+    Idle,
+}
+
+impl Kind {
+    pub fn port(self) -> u16 {
+        match self {
+            Self::BulkUp | Self::BulkDown => BULK,
+            Self::Http => HTTP,
+            Self::Connect | Self::Ping | Self::Idle => ECHO,
+        }
+    }
+}
+
+/// What a client does.
+#[derive(Debug, Clone, Args)]
+pub struct Load {
+    pub kind: Kind,
+    pub target: SocketAddr,
+    #[arg(long, default_value_t = 1)]
+    pub connections: usize,
+    #[arg(long, default_value_t = 2.0)]
+    pub seconds: f64,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Done {
+    /// Bytes that arrived, or requests, connections, round trips.
+    pub units: u64,
+    pub seconds: f64,
+    pub p50_us: Option<f64>,
+    pub p99_us: Option<f64>,
+    pub errors: u64,
+}
+
+/// Congestion control without pacing, and ports that may be used again: both of this network namespace alone. What paces
+/// would be measured instead of what is to be.
+fn tune() -> Result<()> {
+    for (name, value) in [("tcp_congestion_control", "reno"), ("tcp_tw_reuse", "1")] {
+        let path = format!("/proc/sys/net/ipv4/{name}");
+        std::fs::write(&path, value).with_context(|| format!("cannot set {path} to {value}"))?;
+    }
+    Ok(())
+}
+
+/// Serves until the input ends; says `ready` once it does.
+pub async fn serve() -> Result<()> {
+    tune()?;
+    let response: Rc<[u8]> = response().into();
+    for port in [BULK, HTTP, ECHO] {
+        let listener = TcpListener::bind(("::", port))
+            .await
+            .with_context(|| format!("port {port}"))?;
+        let response = Rc::clone(&response);
+        tokio::task::spawn_local(async move {
+            // Whoever is gone before it is served needs nothing; for want of descriptors the bench fails elsewhere.
+            loop {
+                let Ok((socket, _)) = listener.accept().await else {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                    continue;
+                };
+                let _ = socket.set_nodelay(true);
+                let response = Rc::clone(&response);
+                tokio::task::spawn_local(async move {
+                    // A client that has seen enough ends its connections as it likes.
+                    let _ = match port {
+                        BULK => bulk(socket).await,
+                        HTTP => answer(socket, &response).await,
+                        _ => echo(socket).await,
+                    };
+                });
+            }
+        });
+    }
+    println!("ready");
+    input_ended().await;
+    Ok(())
+}
+
+async fn bulk(mut socket: TcpStream) -> std::io::Result<()> {
+    let mut block = vec![0; CHUNK];
+    match socket.read_u8().await? {
+        UP => {
+            let mut total = 0u64;
+            loop {
+                match socket.read(&mut block).await? {
+                    0 => break,
+                    count => total += count as u64,
+                }
+            }
+            socket.write_u64(total).await
+        }
+        _ => loop {
+            socket.write_all(&block).await?;
+        },
+    }
+}
+
+async fn answer(mut socket: TcpStream, response: &[u8]) -> std::io::Result<()> {
+    let (mut block, mut had) = (vec![0; 16 << 10], 0);
+    loop {
+        let count = socket.read(&mut block).await?;
+        if count == 0 {
+            return Ok(());
+        }
+        had += count;
+        while had >= REQUEST.len() {
+            had -= REQUEST.len();
+            socket.write_all(response).await?;
+        }
+    }
+}
+
+async fn echo(mut socket: TcpStream) -> std::io::Result<()> {
+    let mut byte = [0; 64];
+    loop {
+        let count = socket.read(&mut byte).await?;
+        if count == 0 {
+            return Ok(());
+        }
+        socket.write_all(&byte[..count]).await?;
+    }
+}
+
+/// Does the work and reports.
+pub async fn run(load: &Load) -> Result<Done> {
+    tune()?;
+    ensure!(load.connections > 0, "there is nothing to do");
+    if load.kind == Kind::Idle {
+        return idle(load).await;
+    }
+    let mut ready = Vec::new();
+    for _ in 0..load.connections {
+        ready.push(match load.kind {
+            // Each of its connections is part of the work.
+            Kind::Connect => None,
+            _ => Some(connect(load.target).await?),
+        });
+    }
+    let began = Instant::now();
+    let until = began + Duration::from_secs_f64(load.seconds);
+    let mut running = JoinSet::new();
+    for socket in ready {
+        let load = load.clone();
+        running.spawn_local(async move { one(&load, socket, until).await });
+    }
+    let mut all = Part::default();
+    while let Some(part) = running.join_next().await {
+        all.add(part.context("a client panicked")??);
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    ensure!(all.units > 0, "nothing was done in {seconds:.1} s");
+    all.micros.sort_unstable();
+    let percentile = |share: f64| {
+        let last = all.micros.len().checked_sub(1)?;
+        let index = (last as f64 * share).round() as usize;
+        Some(f64::from(all.micros[index]) / 10.0)
+    };
+    Ok(Done {
+        units: all.units,
+        seconds,
+        p50_us: percentile(0.5),
+        p99_us: percentile(0.99),
+        errors: all.errors,
+    })
+}
+
+/// What one connection, or one after another, came to.
+#[derive(Default)]
+struct Part {
+    units: u64,
+    /// Each in tenths of a microsecond.
+    micros: Vec<u32>,
+    errors: u64,
+}
+
+impl Part {
+    fn add(&mut self, other: Self) {
+        self.units += other.units;
+        self.errors += other.errors;
+        self.micros.extend(other.micros);
+    }
+
+    fn took(&mut self, since: Instant) {
+        self.units += 1;
+        let tenths = since.elapsed().as_nanos() / 100;
+        self.micros.push(u32::try_from(tenths).unwrap_or(u32::MAX));
+    }
+}
+
+async fn connect(target: SocketAddr) -> Result<TcpStream> {
+    let socket = timeout(PATIENCE, TcpStream::connect(target))
+        .await
+        .with_context(|| format!("{target} does not answer"))?
+        .with_context(|| format!("cannot connect to {target}"))?;
+    socket.set_nodelay(true)?;
+    Ok(socket)
+}
+
+async fn one(load: &Load, socket: Option<TcpStream>, until: Instant) -> Result<Part> {
+    let mut part = Part::default();
+    match (load.kind, socket) {
+        (Kind::BulkUp, Some(mut socket)) => {
+            let block = vec![0; CHUNK];
+            socket.write_u8(UP).await?;
+            while Instant::now() < until {
+                socket.write_all(&block).await?;
+            }
+            socket.shutdown().await?;
+            // What the server has had, and not what lies in buffers.
+            part.units = timeout(PATIENCE, socket.read_u64()).await??;
+        }
+        (Kind::BulkDown, Some(mut socket)) => {
+            let mut block = vec![0; CHUNK];
+            socket.write_u8(DOWN).await?;
+            while Instant::now() < until {
+                match socket.read(&mut block).await? {
+                    0 => bail!("the server ended its stream"),
+                    count => part.units += count as u64,
+                }
+            }
+        }
+        (Kind::Http, Some(mut socket)) => {
+            let mut answer = response();
+            while Instant::now() < until {
+                let began = Instant::now();
+                socket.write_all(REQUEST).await?;
+                socket.read_exact(&mut answer).await?;
+                part.took(began);
+            }
+        }
+        (Kind::Ping, Some(mut socket)) => {
+            while Instant::now() < until {
+                let began = Instant::now();
+                ping(&mut socket).await?;
+                part.took(began);
+            }
+        }
+        (Kind::Connect, _) => {
+            while Instant::now() < until {
+                let began = Instant::now();
+                match visit(load.target).await {
+                    Ok(()) => part.took(began),
+                    Err(_) => part.errors += 1,
+                }
+            }
+        }
+        (kind, _) => bail!("{kind:?} is no work that ends by itself"),
+    }
+    Ok(part)
+}
+
+async fn ping(socket: &mut TcpStream) -> std::io::Result<()> {
+    socket.write_u8(1).await?;
+    socket.read_u8().await.map(drop)
+}
+
+async fn visit(target: SocketAddr) -> Result<()> {
+    let mut socket = connect(target).await?;
+    ping(&mut socket).await?;
+    Ok(())
+}
+
+/// Opens connections, says so, and holds them until the input ends.
+async fn idle(load: &Load) -> Result<Done> {
+    let began = Instant::now();
+    let mut held = Vec::with_capacity(load.connections);
+    for _ in 0..load.connections {
+        let mut socket = connect(load.target).await?;
+        timeout(PATIENCE, ping(&mut socket)).await??;
+        held.push(socket);
+    }
+    let done = Done {
+        units: held.len() as u64,
+        seconds: began.elapsed().as_secs_f64(),
+        p50_us: None,
+        p99_us: None,
+        errors: 0,
+    };
+    println!("{}", serde_json::to_string(&done)?);
+    input_ended().await;
+    Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn served(kind: Kind, connections: usize) -> Done {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let target = listener.local_addr().unwrap();
+        tokio::task::spawn_local(async move {
+            let response = response();
+            loop {
+                let (socket, _) = listener.accept().await.unwrap();
+                let response = response.clone();
+                tokio::task::spawn_local(async move {
+                    let _ = match kind {
+                        Kind::BulkUp | Kind::BulkDown => bulk(socket).await,
+                        Kind::Http => answer(socket, &response).await,
+                        _ => echo(socket).await,
+                    };
+                });
+            }
+        });
+        let load = Load {
+            kind,
+            target,
+            connections,
+            seconds: 0.1,
+        };
+        let until = Instant::now() + Duration::from_secs_f64(load.seconds);
+        let mut all = Part::default();
+        for _ in 0..connections {
+            let socket = match kind {
+                Kind::Connect => None,
+                _ => Some(connect(target).await.unwrap()),
+            };
+            all.add(one(&load, socket, until).await.unwrap());
+        }
+        Done {
+            units: all.units,
+            seconds: load.seconds,
+            p50_us: None,
+            p99_us: None,
+            errors: all.errors,
+        }
+    }
+
+    #[tokio::test]
+    async fn every_kind_of_work_is_done_and_counted() {
+        let work = async {
+            for kind in [
+                Kind::BulkUp,
+                Kind::BulkDown,
+                Kind::Http,
+                Kind::Connect,
+                Kind::Ping,
+            ] {
+                let done = served(kind, 1).await;
+                assert!(done.units > 0 && done.errors == 0, "{kind:?}: {done:?}");
+            }
+        };
+        tokio::task::LocalSet::new().run_until(work).await;
+    }
+}
