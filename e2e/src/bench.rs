@@ -3,6 +3,7 @@
 
 pub mod control_plane;
 pub mod data_path;
+pub mod instructions;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -17,6 +18,8 @@ pub enum Bench {
         after_help = "Examples:\n  e2e bench data-path --rounds 3 --works http-16,ping-1\n  e2e bench data-path --ztunnel /path/to/another/ztunnel\n  e2e bench data-path --save e2e/bench/data-path.json\n  e2e bench data-path --from e2e/bench/data-path.json --document e2e/bench/README.md --plot e2e/bench/data-path.svg"
     )]
     DataPath(data_path::Plan),
+    /// Instructions that the data path's pure work takes, against the figures on file; needs valgrind
+    Instructions(instructions::Plan),
     /// A control plane of many pods: time and memory to the first state, a change to the push at many clients, reconnects
     ControlPlane(control_plane::Plan),
 }
@@ -26,6 +29,7 @@ impl Bench {
     pub fn run(&self, environment: &Environment) -> Result<bool> {
         match self {
             Self::DataPath(plan) => data_path::run(plan, environment),
+            Self::Instructions(plan) => instructions::run(plan, environment),
             Self::ControlPlane(plan) => control_plane::run(plan, environment),
         }
     }

@@ -21,6 +21,9 @@ mod outgoing;
 mod record;
 mod secrets;
 
+#[doc(hidden)]
+pub mod hot;
+
 pub(crate) mod handshake;
 pub(crate) mod link;
 pub(crate) mod session;

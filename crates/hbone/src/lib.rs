@@ -46,6 +46,9 @@ mod keepalive;
 #[doc(hidden)]
 pub mod fuzzing;
 
+#[doc(hidden)]
+pub use engine::hot;
+
 pub use client::{BoxFuture, Dial, TunnelInfo};
 pub use config::{Config, Engine};
 pub use error::{BehindError, OpenError, ServeError, TunnelError, TunnelFault};

@@ -12,7 +12,7 @@
 //!
 //! A stream's place is kept until its user releases it, so that nobody ever looks at another's stream.
 
-mod fields;
+pub(super) mod fields;
 mod floods;
 mod receive;
 mod settings;

@@ -7,7 +7,7 @@ use http::{Method, Request, Response, StatusCode, Uri};
 use super::super::hpack::{Decoder, Encoder, HpackError, Listing};
 
 /// What a field block said.
-pub(super) enum Block<T> {
+pub(in crate::engine) enum Block<T> {
     Read(T),
     /// A stream error (RFC 9113 §8.1.1).
     Malformed(&'static str),
@@ -16,7 +16,7 @@ pub(super) enum Block<T> {
 }
 
 /// Reads a request.
-pub(super) fn request(
+pub(in crate::engine) fn request(
     decoder: &mut Decoder,
     block: &[u8],
     max_list: usize,
@@ -53,7 +53,7 @@ pub(super) fn skip(decoder: &mut Decoder, block: &[u8]) -> Result<(), HpackError
 }
 
 /// Writes a CONNECT request.
-pub(super) fn write_request(request: &Request<()>, out: &mut Vec<u8>) {
+pub(in crate::engine) fn write_request(request: &Request<()>, out: &mut Vec<u8>) {
     Encoder::field(out, b":method", request.method().as_str().as_bytes());
     if let Some(authority) = request.uri().authority() {
         Encoder::field(out, b":authority", authority.as_str().as_bytes());
