@@ -4,6 +4,10 @@
 pub mod control_plane;
 pub mod data_path;
 pub mod instructions;
+pub mod store;
+
+mod files;
+mod process;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -22,6 +26,8 @@ pub enum Bench {
     Instructions(instructions::Plan),
     /// A control plane of many pods: time and memory to the first state, a change to the push at many clients, reconnects
     ControlPlane(control_plane::Plan),
+    /// A ztunnel of a large mesh: time until it is ready and memory, from a control plane and from a local file
+    Store(store::Plan),
 }
 
 impl Bench {
@@ -31,6 +37,7 @@ impl Bench {
             Self::DataPath(plan) => data_path::run(plan, environment),
             Self::Instructions(plan) => instructions::run(plan, environment),
             Self::ControlPlane(plan) => control_plane::run(plan, environment),
+            Self::Store(plan) => store::run(plan, environment),
         }
     }
 }

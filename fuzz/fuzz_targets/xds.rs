@@ -14,7 +14,7 @@ use rand::rngs::StdRng;
 fuzz_target!(|data: &[u8]| {
     let mut store = Store::new(Some("node-a"));
     for (number, (kind, body)) in fuzz::parts(data).enumerate() {
-        let name = format!("ns/{}", number % 4);
+        let name = format!("ns/{}", number % 4).into();
         let update = Update { name: &name, body };
         let text = || String::from_utf8_lossy(body).into_owned();
         match kind % 4 {

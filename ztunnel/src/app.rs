@@ -81,6 +81,7 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
         let loaded = load_local(local)?;
         let changes = mesh.update(|store| loaded.load_into(store));
         follow_identities(&certificates, changes);
+        capture::memory::give_back();
     }
     let workers = Workers::start(config.workers)?;
     let recorder = Recorder::new(metrics.clone(), workers.count());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Brings the control plane's pushes into the mesh state, and certificates along with it.
 //!
-//! In: decoded delta responses, one type each. Out: an updated store, rejections that name resource and field,
+//! In: delta responses, one type each. Out: an updated store, rejections that name resource and field,
 //! certificates fetched ahead for identities that appeared on this node and dropped for those that left it.
 
 use std::sync::Arc;
@@ -13,6 +13,10 @@ use tracing::{debug, warn};
 use xds::{Demand, Handler, Rejection, Resource};
 
 use crate::mesh_state::MeshState;
+
+/// So many resources are decoded and taken in together: a push of the whole mesh neither takes memory for a second
+/// mesh nor keeps connections from reading the first.
+const AT_ONCE: usize = 1024;
 
 /// Workloads and services.
 pub struct Addresses {
@@ -42,11 +46,31 @@ impl Handler for Addresses {
             removed = removed.len(),
             "addresses received"
         );
-        let (mut batch, rejections) = AddressBatch::decode(updates(&resources), removed);
+        let mut rejections = Vec::new();
+        let large = resources.len() > AT_ONCE;
+        let mut resources = resources.into_iter().peekable();
+        while resources.peek().is_some() {
+            let some: Vec<Resource> = resources.by_ref().take(AT_ONCE).collect();
+            rejections.extend(self.take_in(&some, Vec::new()));
+        }
+        if !removed.is_empty() {
+            self.take_in(&[], removed);
+        }
+        drop(resources);
+        if large {
+            capture::memory::give_back();
+        }
+        rejected(rejections)
+    }
+}
+
+impl Addresses {
+    fn take_in(&self, resources: &[Resource], removed: Vec<String>) -> Vec<mesh::Rejection> {
+        let (mut batch, rejections) = AddressBatch::decode(updates(resources), removed);
         self.mesh.sift(&mut batch);
         let changes = self.mesh.update(|store| store.apply_addresses(batch));
         follow_identities(&self.certificates, changes);
-        rejected(rejections)
+        rejections
     }
 }
 

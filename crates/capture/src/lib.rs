@@ -6,11 +6,13 @@
 //! - [`socket`]: original destination, marks, transparent listeners and connectors
 //! - [`seqpacket`]: packets over a unix socket, with file descriptors
 //! - [`tun`]: a device for the links of test labs
+//! - [`memory`]: the allocator gives back what a peak has left
 //!
 //! All `unsafe` code of the project lives here. The crate knows nothing of pods, policies or protocols, and none of our
 //! other crates.
 
 pub mod contract;
+pub mod memory;
 pub mod netns;
 pub mod seqpacket;
 pub mod socket;

@@ -140,7 +140,7 @@ impl fmt::Display for GatewayDestination {
 
 /// From service port to target port, ordered by service port. Target 0 stands for a named port, which each endpoint
 /// resolves for itself.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Deserialize)]
 #[serde(from = "BTreeMap<u16, u16>")]
 pub struct Ports(Box<[(u16, u16)]>);
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use prost::Message;
 
 use crate::from_proto::{self, ConvertError};
+use crate::intern::Common;
 use crate::policy::Policy;
 use crate::service::Service;
 use crate::workload::Workload;
@@ -17,7 +18,7 @@ use crate::workload::Workload;
 #[derive(Debug, Clone, Copy)]
 pub struct Update<'a> {
     /// The resource's name.
-    pub name: &'a str,
+    pub name: &'a Arc<str>,
     /// Its encoded body.
     pub body: &'a [u8],
 }
@@ -55,12 +56,19 @@ impl AddressBatch {
             ..Self::default()
         };
         let mut rejections = Vec::new();
+        let mut common = Common::default();
         for update in updates {
             let converted =
                 decode::<proto::workload::Address>("Address", update).and_then(|address| {
                     match address.r#type {
                         Some(Type::Workload(workload)) => {
-                            batch.workloads.push(from_proto::workload(workload)?);
+                            let mut workload = from_proto::workload(workload)?;
+                            common.share(&mut workload);
+                            // The name is the uid, and whoever asks for updates keeps the name.
+                            if workload.uid == *update.name {
+                                workload.uid = Arc::clone(update.name);
+                            }
+                            batch.workloads.push(workload);
                             Ok(())
                         }
                         Some(Type::Service(service)) => {
@@ -103,7 +111,7 @@ impl PolicyBatch {
         for update in updates {
             let converted = decode("Authorization", update)
                 .and_then(from_proto::policy)
-                .map(|policy| batch.policies.push((update.name.into(), policy)));
+                .map(|policy| batch.policies.push((Arc::clone(update.name), policy)));
             reject(update, converted, &mut rejections);
         }
         (batch, rejections)
@@ -123,7 +131,7 @@ fn reject(
 ) {
     if let Err(error) = converted {
         rejections.push(Rejection {
-            name: update.name.into(),
+            name: update.name.to_string(),
             reason: error.to_string(),
         });
     }

@@ -10,6 +10,7 @@ mod policy;
 mod service;
 mod workload;
 
+use std::fmt;
 use std::net::IpAddr;
 
 use proto::workload as wire;
@@ -86,12 +87,14 @@ fn known<E: TryFrom<i32>>(field: &str, value: i32) -> Result<E, Fault> {
     E::try_from(value).map_err(|_| Fault::new(field, format!("has the unknown value {value}")))
 }
 
-fn port(field: &str, value: u32) -> Result<u16, Fault> {
-    u16::try_from(value).map_err(|_| Fault::new(field, format!("{value} is no port")))
+// A field's name is put together only where something is wrong with it: there are many fields.
+
+fn port(field: impl fmt::Display, value: u32) -> Result<u16, Fault> {
+    u16::try_from(value).map_err(|_| Fault::new(field.to_string(), format!("{value} is no port")))
 }
 
-fn ip(field: &str, bytes: &[u8]) -> Result<IpAddr, Fault> {
-    parse_ip(bytes).map_err(|reason| Fault::new(field, reason))
+fn ip(field: impl fmt::Display, bytes: &[u8]) -> Result<IpAddr, Fault> {
+    parse_ip(bytes).map_err(|reason| Fault::new(field.to_string(), reason))
 }
 
 /// Reads a raw address; an IPv4 address in IPv6 clothes is taken for what it is.
@@ -116,13 +119,16 @@ fn gateway(field: &str, gateway: wire::GatewayAddress) -> Result<GatewayAddress,
         }
         Some(Destination::Address(address)) => GatewayDestination::Address(NetworkAddress {
             network: address.network.into(),
-            address: ip(&format!("{field}.address.address"), &address.address)?,
+            address: ip(format_args!("{field}.address.address"), &address.address)?,
         }),
         None => return Err(Fault::new(format!("{field}.destination"), "is missing")),
     };
     Ok(GatewayAddress {
         destination,
-        hbone_mtls_port: port(&format!("{field}.hbone_mtls_port"), gateway.hbone_mtls_port)?,
+        hbone_mtls_port: port(
+            format_args!("{field}.hbone_mtls_port"),
+            gateway.hbone_mtls_port,
+        )?,
     })
 }
 
@@ -132,8 +138,8 @@ fn ports(field: &str, ports: Vec<wire::Port>) -> Result<crate::address::Ports, F
         .enumerate()
         .map(|(i, p)| {
             Ok((
-                port(&format!("{field}[{i}].service_port"), p.service_port)?,
-                port(&format!("{field}[{i}].target_port"), p.target_port)?,
+                port(format_args!("{field}[{i}].service_port"), p.service_port)?,
+                port(format_args!("{field}[{i}].target_port"), p.target_port)?,
             ))
         })
         .collect()

@@ -17,6 +17,7 @@ use spiffe::{SpiffeId, TrustDomain};
 
 use crate::address::{NamespacedHostname, Ports};
 use crate::batch::{AddressBatch, PolicyBatch};
+use crate::intern::Common;
 use crate::policy::{Clause, Enforcement, Match, Policy, Rule, StringMatch, Values};
 use crate::service::Service;
 use crate::store::{Changes, Store};
@@ -119,9 +120,11 @@ fn options(text: &str) -> serde_saphyr::Options {
 fn convert(file: File) -> Result<LocalConfig, LocalConfigError> {
     let mut by_uid: HashMap<Arc<str>, usize> = HashMap::with_capacity(file.workloads.len());
     let mut workloads: Vec<Workload> = Vec::with_capacity(file.workloads.len());
+    let mut common = Common::default();
     for (i, entry) in file.workloads.into_iter().enumerate() {
         let at = Place::of(&entry, || format!("workloads[{i}]"));
-        let workload = workload(entry.value, &at)?;
+        let mut workload = workload(entry.value, &at)?;
+        common.share(&mut workload);
         if by_uid.insert(workload.uid.clone(), i).is_some() {
             return Err(at.fault("uid", format!("{:?} is used twice", workload.uid)));
         }
@@ -234,7 +237,7 @@ fn workload(
             .collect(),
         authorization_policies: entry.authorization_policies,
         status: entry.status.unwrap_or(HealthStatus::Healthy),
-        locality: entry.locality,
+        locality: Arc::new(entry.locality),
         network_mode: entry.network_mode.unwrap_or(NetworkMode::Standard),
         capacity: entry.capacity.unwrap_or(1),
     })
@@ -246,12 +249,14 @@ fn non_empty(text: Option<&str>) -> Option<&str> {
 
 /// Adds a service to those that a workload backs; what the workload itself says of it comes first.
 fn join(workload: &mut Workload, service: NamespacedHostname, ports: Ports) {
-    match workload.services.iter_mut().find(|m| m.service == service) {
+    let mut services = workload.services.to_vec();
+    match services.iter_mut().find(|m| m.service == service) {
         Some(membership) => {
             membership.ports = ports.iter().chain(membership.ports.iter()).collect();
         }
-        None => workload.services.push(Membership { service, ports }),
+        None => services.push(Membership { service, ports }),
     }
+    workload.services = services.into();
 }
 
 fn service(

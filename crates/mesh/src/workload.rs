@@ -53,7 +53,7 @@ pub struct Workload {
     /// How the node proxy hands a tunnelled connection to it.
     pub application_tunnel: Option<ApplicationTunnel>,
     /// The services it backs, each once.
-    pub services: Vec<Membership>,
+    pub services: Arc<[Membership]>,
     /// Keys of the policies that select it by labels.
     pub authorization_policies: Vec<Arc<str>>,
     /// Whether it is ready to serve.
@@ -61,7 +61,7 @@ pub struct Workload {
     /// The cluster it runs in.
     pub cluster_id: Arc<str>,
     /// Where it runs.
-    pub locality: Locality,
+    pub locality: Arc<Locality>,
     /// Whether its address is its own.
     pub network_mode: NetworkMode,
     /// Its weight among the endpoints of a service; 0 takes no traffic.
@@ -94,15 +94,11 @@ impl Workload {
             workload_name: empty.clone(),
             native_tunnel: false,
             application_tunnel: None,
-            services: Vec::new(),
+            services: Arc::default(),
             authorization_policies: Vec::new(),
             status: HealthStatus::Healthy,
             cluster_id: DEFAULT_CLUSTER.into(),
-            locality: Locality {
-                region: empty.clone(),
-                zone: empty.clone(),
-                subzone: empty,
-            },
+            locality: Arc::default(),
             network_mode: NetworkMode::Standard,
             capacity: 1,
         }
@@ -123,7 +119,7 @@ impl Workload {
 }
 
 /// That a workload backs a service, and on which ports.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Membership {
     /// The service.
     pub service: NamespacedHostname,

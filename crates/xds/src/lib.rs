@@ -13,6 +13,7 @@
 //! whole, or by keys that are asked for as they are needed ([`Demand`]). Nothing here
 //! knows what a workload or a policy is.
 
+mod held;
 mod subscription;
 pub use subscription::{
     Delivery, Pending, Rejection, Resource, Subscription, change_keys, refuse_unknown_type,

@@ -20,14 +20,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 use proto::ads::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Node, Status};
 
+use crate::held::{Held, Version};
+
 /// Stands for all resources of a type.
 const EVERYTHING: &str = "*";
 
 /// A resource as it arrived.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resource {
-    /// The name that versions and removals refer to.
-    pub name: String,
+    /// The name that versions and removals refer to. Whoever keeps it may share it: it is kept here too.
+    pub name: Arc<str>,
     /// The version, which may be empty.
     pub version: String,
     /// The resource, serialised.
@@ -59,7 +61,7 @@ pub struct Delivery {
 #[must_use = "each response must be answered"]
 pub struct Pending {
     nonce: String,
-    versions: Vec<(String, String)>,
+    versions: Vec<(Arc<str>, Version)>,
     removed: Vec<String>,
     refused: Vec<Rejection>,
 }
@@ -68,7 +70,7 @@ pub struct Pending {
 #[derive(Debug)]
 pub struct Subscription {
     type_url: &'static str,
-    held: BTreeMap<String, String>,
+    held: Held,
     acknowledged: bool,
 }
 
@@ -77,7 +79,7 @@ impl Subscription {
     pub fn new(type_url: &'static str) -> Self {
         Self {
             type_url,
-            held: BTreeMap::new(),
+            held: Held::default(),
             acknowledged: false,
         }
     }
@@ -88,8 +90,8 @@ impl Subscription {
     }
 
     /// Name to version of what was accepted.
-    pub fn held(&self) -> &BTreeMap<String, String> {
-        &self.held
+    pub fn held(&self) -> BTreeMap<String, String> {
+        self.held.listed()
     }
 
     /// True once a whole response was accepted. Losing the stream does not undo it.
@@ -103,7 +105,7 @@ impl Subscription {
         DeltaDiscoveryRequest {
             node: Some(node.clone()),
             type_url: self.type_url.into(),
-            initial_resource_versions: self.held.clone(),
+            initial_resource_versions: self.held.listed(),
             ..DeltaDiscoveryRequest::default()
         }
     }
@@ -139,11 +141,11 @@ impl Subscription {
                 });
                 continue;
             };
-            pending
-                .versions
-                .push((resource.name.clone(), resource.version.clone()));
+            let name = Arc::<str>::from(resource.name);
+            let version = Version::from(resource.version.as_str());
+            pending.versions.push((Arc::clone(&name), version));
             resources.push(Resource {
-                name: resource.name,
+                name,
                 version: resource.version,
                 body: body.value,
             });
@@ -171,7 +173,7 @@ impl Subscription {
             .map(|refusal| refusal.name.as_str())
             .collect();
         for (name, version) in pending.versions {
-            if !names.contains(name.as_str()) {
+            if !names.contains(&*name) {
                 self.held.insert(name, version);
             }
         }

@@ -109,7 +109,7 @@ impl Handler for Recorder {
             log.push(format!("+{}@{}", resource.name, resource.version));
             if &resource.body[..] == b"bad" {
                 rejections.push(Rejection {
-                    name: resource.name,
+                    name: resource.name.to_string(),
                     reason: "body is bad".into(),
                 });
             }

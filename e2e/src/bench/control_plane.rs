@@ -9,8 +9,6 @@
 //! ```
 
 mod client;
-mod files;
-mod process;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -21,8 +19,8 @@ use serde::Serialize;
 use tokio::task::JoinSet;
 
 use self::client::{Client, Clients, Held};
-use self::files::{Files, Layout};
-use self::process::ControlPlane;
+use super::files::{Files, Layout, Size};
+use super::process::ControlPlane;
 use crate::binaries;
 use crate::environment::Environment;
 
@@ -115,7 +113,7 @@ pub fn run(plan: &Plan, environment: &Environment) -> Result<bool> {
 }
 
 async fn measure(programs: &std::path::Path, pods: usize, clients: usize) -> Result<Row> {
-    let apart = Files::write(pods, Layout::FileEach)?;
+    let apart = Files::write(size(pods), Layout::FileEach)?;
     let started = Instant::now();
     let plane = ControlPlane::start(programs, &apart).await?;
     let ready = started.elapsed();
@@ -217,7 +215,7 @@ async fn change(
 }
 
 async fn change_in_one_file(programs: &std::path::Path, pods: usize) -> Result<Duration> {
-    let together = Files::write(pods, Layout::OneFile)?;
+    let together = Files::write(size(pods), Layout::OneFile)?;
     let plane = ControlPlane::start(programs, &together).await?;
     let who = Clients::new(&plane)?;
     let (client, _) = Client::open(&who, 0, &Held::default())
@@ -241,6 +239,10 @@ async fn current(who: &Clients) -> Result<Held> {
     Ok(client.complete().await?.1)
 }
 
+fn size(pods: usize) -> Size {
+    Size { pods, services: 10 }
+}
+
 /// Does work for each number, all at once.
 async fn join<T: Send + 'static, F>(
     numbers: std::ops::Range<usize>,
@@ -258,7 +260,7 @@ where
     Ok(done)
 }
 
-fn median<T: Copy + PartialOrd>(values: &mut [T]) -> T {
+pub(super) fn median<T: Copy + PartialOrd>(values: &mut [T]) -> T {
     values.sort_by(|a, b| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
     values[values.len() / 2]
 }

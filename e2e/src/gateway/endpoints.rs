@@ -110,7 +110,8 @@ mod tests {
         pod.services = vec![Membership {
             service: NamespacedHostname::new("shop", HOST),
             ports: [(80, 8080)].into_iter().collect(),
-        }];
+        }]
+        .into();
         pod
     }
 

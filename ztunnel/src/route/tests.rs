@@ -52,10 +52,11 @@ fn elsewhere(pod: Workload) -> Workload {
 }
 
 fn backing(mut pod: Workload, host: &str, ports: &[(u16, u16)]) -> Workload {
-    pod.services.push(Membership {
+    let membership = Membership {
         service: NamespacedHostname::new("shop", host),
         ports: ports.iter().copied().collect(),
-    });
+    };
+    pod.services = pod.services.iter().cloned().chain([membership]).collect();
     pod
 }
 
@@ -465,7 +466,7 @@ fn an_application_tunnel_takes_the_waypoint_port_that_the_service_lacks() {
         ..waypoint()
     };
     let sandwiched = Workload {
-        services: vec![],
+        services: [].into(),
         ..sandwiched
     };
     let sandwiched = backing(sandwiched, WAYPOINT, &[]);
@@ -609,7 +610,7 @@ fn an_address_that_is_a_pods_and_a_services_skips_the_services_waypoint_only() {
     let expected = "hbone 10.0.0.2:15008 asks 10.0.0.2:8080 of server (server) for cart";
     check(&mesh, "10.0.0.2:80", expected);
     let lone = Workload {
-        services: vec![],
+        services: [].into(),
         ..server()
     };
     let mesh = Mesh::of([lone]).with(both).with_waypoint();

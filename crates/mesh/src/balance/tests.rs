@@ -22,7 +22,8 @@ fn workload(uid: &str, address: &str) -> Workload {
     workload.services = vec![Membership {
         service: NamespacedHostname::new("shop", HOST),
         ports: Ports::from_iter([(80, 8080)]),
-    }];
+    }]
+    .into();
     workload
 }
 
@@ -31,11 +32,11 @@ fn placed(uid: &str, place: &str) -> Workload {
     let mut part = || parts.next().unwrap();
     Workload {
         network: part(),
-        locality: Locality {
+        locality: Arc::new(Locality {
             region: part(),
             zone: part(),
             subzone: "".into(),
-        },
+        }),
         node: part(),
         ..workload(uid, "10.0.0.1")
     }
@@ -461,7 +462,8 @@ fn the_endpoint_maps_a_port_before_the_service_does() {
         services: vec![Membership {
             service: service.key(),
             ports: Ports::default(),
-        }],
+        }]
+        .into(),
         ..workload("a", "10.0.0.1")
     };
     assert_eq!(port_of(&plain, 80, PortRule::Defined), Some(8000));

@@ -79,7 +79,7 @@ fn addresses(
 ) -> Result<(Vec<NetworkAddress>, Vec<NetworkCidr>), Fault> {
     let (mut hosts, mut ranges) = (Vec::new(), Vec::new());
     for (i, entry) in wire.into_iter().enumerate() {
-        let address = ip(&format!("addresses[{i}].address"), &entry.address)?;
+        let address = ip(format_args!("addresses[{i}].address"), &entry.address)?;
         let network = entry.network.into();
         let host_length = if address.is_ipv4() { 32 } else { 128 };
         match entry.length.map(u8::try_from) {

@@ -374,7 +374,8 @@ fn an_address_without_content_is_refused_and_the_rest_is_taken() {
         ("broken", &[0xff, 0xff]),
         ("good", &good),
     ]
-    .map(|(name, body)| Update { name, body });
+    .map(|(name, body)| (Arc::<str>::from(name), body));
+    let updates = updates.iter().map(|(name, body)| Update { name, body });
     let (batch, rejections) = AddressBatch::decode(updates, vec![]);
     assert_eq!(batch.workloads.len(), 1);
     assert_eq!(rejections.len(), 2);
@@ -386,10 +387,31 @@ fn an_address_without_content_is_refused_and_the_rest_is_taken() {
 }
 
 #[test]
+fn a_workload_keeps_the_name_of_its_resource_as_its_uid() {
+    let body = wire::Address {
+        r#type: Some(wire::address::Type::Workload(pod())),
+    };
+    let body = body.encode_to_vec();
+    let check = |name: &str, shared: bool| {
+        let name: Arc<str> = name.into();
+        let update = Update {
+            name: &name,
+            body: &body,
+        };
+        let (batch, _) = AddressBatch::decode([update], vec![]);
+        let uid = &batch.workloads[0].uid;
+        assert_eq!(&**uid, "c1//Pod/shop/cart-0");
+        assert_eq!(Arc::ptr_eq(uid, &name), shared);
+    };
+    check("c1//Pod/shop/cart-0", true);
+    check("another", false);
+}
+
+#[test]
 fn a_policy_is_known_by_the_name_of_its_resource() {
     let body = policy_of(sec::Match::default()).encode_to_vec();
     let update = Update {
-        name: "shop/renamed",
+        name: &"shop/renamed".into(),
         body: &body,
     };
     let (batch, rejections) = PolicyBatch::decode([update], vec![]);
@@ -471,8 +493,9 @@ proptest! {
         workload in nearly(full_address()),
         service in nearly(full_service()),
     ) {
-        let updates = [("w", &workload), ("s", &service)]
-            .map(|(name, body)| Update { name, body });
+        let names = ["w", "s"].map(Arc::<str>::from);
+        let bodies = [&workload, &service];
+        let updates = names.iter().zip(bodies).map(|(name, body)| Update { name, body });
         let (batch, rejections) = AddressBatch::decode(updates, vec![]);
         prop_assert_eq!(batch.workloads.len() + batch.services.len() + rejections.len(), 2);
         let mut store = crate::Store::new(None);
@@ -481,7 +504,7 @@ proptest! {
 
     #[test]
     fn no_bytes_panic_as_a_policy(body in nearly(full_policy())) {
-        let (batch, rejections) = PolicyBatch::decode([Update { name: "p", body: &body }], vec![]);
+        let (batch, rejections) = PolicyBatch::decode([Update { name: &"p".into(), body: &body }], vec![]);
         prop_assert_eq!(batch.policies.len() + rejections.len(), 1);
     }
 }

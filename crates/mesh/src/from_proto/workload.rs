@@ -33,7 +33,7 @@ fn convert(wire: wire::Workload) -> Result<Workload, Fault> {
             .addresses
             .iter()
             .enumerate()
-            .map(|(i, bytes)| ip(&format!("addresses[{i}]"), bytes))
+            .map(|(i, bytes)| ip(format_args!("addresses[{i}]"), bytes))
             .collect::<Result<_, _>>()?,
         waypoint: wire.waypoint.map(|w| gateway("waypoint", w)).transpose()?,
         network_gateway: wire
@@ -59,11 +59,11 @@ fn convert(wire: wire::Workload) -> Result<Workload, Fault> {
             wire::NetworkMode::Standard => NetworkMode::Standard,
             wire::NetworkMode::HostNetwork => NetworkMode::HostNetwork,
         },
-        locality: Locality {
+        locality: Arc::new(Locality {
             region: locality.region.into(),
             zone: locality.zone.into(),
             subzone: locality.subzone.into(),
-        },
+        }),
         uid: wire.uid.into(),
         name: wire.name.into(),
         namespace: wire.namespace.into(),

@@ -97,7 +97,7 @@ impl Services {
 
     /// Makes a workload an endpoint of each service that it says it backs.
     pub(super) fn attach(&mut self, workload: &Arc<Workload>) {
-        for membership in &workload.services {
+        for membership in workload.services.iter() {
             let host = self.host_mut(&membership.service.namespace, &membership.service.hostname);
             sorted::insert(&mut host.endpoints, workload);
         }
@@ -105,7 +105,7 @@ impl Services {
 
     /// Undoes [`Self::attach`].
     pub(super) fn detach(&mut self, workload: &Workload) {
-        for membership in &workload.services {
+        for membership in workload.services.iter() {
             let NamespacedHostname {
                 namespace,
                 hostname,

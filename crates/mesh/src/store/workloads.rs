@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Workloads by uid, address, host name, and (those of this node) by what a pod calls itself.
 
-use std::collections::HashMap;
+use std::borrow::Borrow;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::sorted;
+use super::sorted::{self, Few, Left};
 use crate::workload::{NetworkMode, TunnelProtocol, Workload};
 
 /// Which workloads count as local.
@@ -30,11 +33,36 @@ impl Local {
 #[derive(Debug, Default)]
 pub(super) struct Workloads {
     local: Local,
-    by_uid: HashMap<Arc<str>, Arc<Workload>>,
+    by_uid: HashSet<ByUid>,
     /// By network, then address. Each list is ordered by uid, so that the order of arrival decides nothing.
-    by_address: HashMap<Arc<str>, HashMap<IpAddr, Vec<Arc<Workload>>>>,
+    by_address: HashMap<Arc<str>, HashMap<IpAddr, Few>>,
     by_hostname: HashMap<Arc<str>, Vec<Arc<Workload>>>,
     local_by_name: HashMap<Arc<str>, Vec<Arc<Workload>>>,
+}
+
+/// A workload that is known by its uid.
+#[derive(Debug)]
+struct ByUid(Arc<Workload>);
+
+impl Borrow<str> for ByUid {
+    fn borrow(&self) -> &str {
+        &self.0.uid
+    }
+}
+
+impl PartialEq for ByUid {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.uid == other.0.uid
+    }
+}
+
+impl Eq for ByUid {}
+
+impl Hash for ByUid {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        // As the text that it is looked up by.
+        str::hash(&self.0.uid, state);
+    }
 }
 
 impl Workloads {
@@ -55,7 +83,12 @@ impl Workloads {
         if workload.network_mode == NetworkMode::Standard && !workload.addresses.is_empty() {
             let network = self.by_address.entry(workload.network.clone()).or_default();
             for address in &workload.addresses {
-                sorted::insert(network.entry(*address).or_default(), workload);
+                match network.entry(*address) {
+                    Entry::Vacant(entry) => {
+                        entry.insert(Few::One(Arc::clone(workload)));
+                    }
+                    Entry::Occupied(mut entry) => entry.get_mut().insert(workload),
+                }
             }
         }
         if !workload.hostname.is_empty() {
@@ -66,14 +99,18 @@ impl Workloads {
             let named = self.local_by_name.entry(workload.name.clone());
             sorted::insert(named.or_default(), workload);
         }
-        self.by_uid.insert(workload.uid.clone(), workload.clone());
+        self.by_uid.insert(ByUid(Arc::clone(workload)));
     }
 
     pub(super) fn remove(&mut self, uid: &str) -> Option<Arc<Workload>> {
-        let workload = self.by_uid.remove(uid)?;
+        let ByUid(workload) = self.by_uid.take(uid)?;
         if let Some(network) = self.by_address.get_mut(&workload.network) {
             for address in &workload.addresses {
-                sorted::remove_from(network, address, uid);
+                if let Entry::Occupied(mut entry) = network.entry(*address)
+                    && entry.get_mut().remove(uid) == Left::Nothing
+                {
+                    entry.remove();
+                }
             }
             if network.is_empty() {
                 self.by_address.remove(&workload.network);
@@ -85,7 +122,7 @@ impl Workloads {
     }
 
     pub(super) fn get(&self, uid: &str) -> Option<&Arc<Workload>> {
-        self.by_uid.get(uid)
+        self.by_uid.get(uid).map(|ByUid(workload)| workload)
     }
 
     pub(super) fn is_local(&self, workload: &Workload) -> bool {
@@ -100,7 +137,7 @@ impl Workloads {
     /// The workload that an address belongs to. Of several, pods come first, then those that speak HBONE.
     pub(super) fn by_address(&self, network: &str, address: IpAddr) -> Option<&Arc<Workload>> {
         let sharing = self.by_address.get(network)?.get(&address)?;
-        sharing.iter().min_by_key(|workload| {
+        sharing.as_slice().iter().min_by_key(|workload| {
             (
                 !workload.uid.contains("//Pod/"),
                 workload.protocol != TunnelProtocol::Hbone,
@@ -129,7 +166,7 @@ impl Workloads {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Workload>> {
-        self.by_uid.values()
+        self.by_uid.iter().map(|ByUid(workload)| workload)
     }
 
     pub(super) fn len(&self) -> usize {

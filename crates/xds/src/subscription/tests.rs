@@ -57,7 +57,7 @@ fn check(steps: &[Step<'_>]) {
     for (number, step) in steps.iter().enumerate() {
         let nonce = format!("nonce-{number}");
         let delivery = subscription.receive(response(&nonce, step.updates, step.removed));
-        let names: Vec<_> = delivery.resources.iter().map(|r| r.name.as_str()).collect();
+        let names: Vec<_> = delivery.resources.iter().map(|r| &*r.name).collect();
         let sent: Vec<_> = step.updates.iter().map(|(name, _)| *name).collect();
         assert_eq!(names, sent, "step {number}: order of delivery");
         assert_eq!(delivery.removed, step.removed, "step {number}: removals");
@@ -74,8 +74,8 @@ fn check(steps: &[Step<'_>]) {
         );
         let message = reply.error_detail.map(|status| status.message);
         assert_eq!(message.as_deref(), step.nack, "step {number}: NACK");
-        let held: Vec<_> = subscription
-            .held()
+        let held = subscription.held();
+        let held: Vec<_> = held
             .iter()
             .map(|(name, version)| (name.as_str(), version.as_str()))
             .collect();
@@ -262,7 +262,7 @@ proptest! {
             for name in removed {
                 model.remove(name);
             }
-            prop_assert_eq!(subscription.held(), &model);
+            prop_assert_eq!(&subscription.held(), &model);
         }
     }
 }

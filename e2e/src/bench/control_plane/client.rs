@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use super::process::ControlPlane;
+use crate::bench::process::ControlPlane;
 
 const PATIENCE: Duration = Duration::from_secs(300);
 const LARGEST: usize = 200 << 20;

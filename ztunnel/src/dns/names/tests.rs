@@ -49,7 +49,8 @@ fn endpoint(name: &str, of: &Service, addresses: &[&str]) -> Workload {
         services: vec![Membership {
             service: NamespacedHostname::new(of.namespace.clone(), of.hostname.clone()),
             ports: Ports::default(),
-        }],
+        }]
+        .into(),
         ..Workload::new(
             format!("c//Pod/shop/{name}"),
             "shop",

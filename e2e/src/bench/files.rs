@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A cluster of many pods as files: five hundred pods and ten services to a namespace, a hundred pods to a node.
+//! A cluster of many pods as files: five hundred pods and some services to a namespace, a hundred pods to a node.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,7 +10,14 @@ use tempfile::TempDir;
 
 const PODS_PER_NAMESPACE: usize = 500;
 const PODS_PER_NODE: usize = 100;
-const SERVICES_PER_NAMESPACE: usize = 10;
+
+/// How large the cluster is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Size {
+    pub(super) pods: usize,
+    /// In each namespace, of which there is one for each five hundred pods.
+    pub(super) services: usize,
+}
 
 /// How the pods are spread over files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +29,7 @@ pub(super) enum Layout {
 /// A folder with everything that a control plane needs.
 pub(super) struct Files {
     folder: TempDir,
-    pods: usize,
+    size: Size,
     layout: Layout,
 }
 
@@ -39,20 +46,20 @@ impl Prepared {
 }
 
 impl Files {
-    pub(super) fn write(pods: usize, layout: Layout) -> Result<Self> {
+    pub(super) fn write(size: Size, layout: Layout) -> Result<Self> {
         let folder = tempfile::tempdir().context("a folder for the cluster")?;
         let files = Self {
             folder,
-            pods,
+            size,
             layout,
         };
         fs::create_dir_all(files.manifests().join("pods"))?;
-        fs::write(files.manifests().join("cluster.yaml"), surroundings(pods))?;
+        fs::write(files.manifests().join("cluster.yaml"), surroundings(size))?;
         match layout {
             Layout::OneFile => fs::write(files.all_pods(), files.text_of_all(0))?,
             Layout::FileEach => {
-                for index in 0..pods {
-                    fs::write(files.pod_file(index), pod(index, 0))?;
+                for index in 0..size.pods {
+                    fs::write(files.pod_file(index), pod(index, 0, size.services))?;
                 }
             }
         }
@@ -73,7 +80,7 @@ impl Files {
         let (to, text) = match self.layout {
             Layout::FileEach => (
                 self.pod_file(self.changing()),
-                pod(self.changing(), version),
+                pod(self.changing(), version, self.size.services),
             ),
             Layout::OneFile => (self.all_pods(), self.text_of_all(version)),
         };
@@ -82,7 +89,7 @@ impl Files {
     }
 
     fn changing(&self) -> usize {
-        self.pods / 2
+        self.size.pods / 2
     }
 
     fn all_pods(&self) -> PathBuf {
@@ -95,16 +102,16 @@ impl Files {
 
     fn text_of_all(&self, version: usize) -> String {
         let mut text = String::new();
-        for index in 0..self.pods {
+        for index in 0..self.size.pods {
             let version = if index == self.changing() { version } else { 0 };
             text.push_str("---\n");
-            text.push_str(&pod(index, version));
+            text.push_str(&pod(index, version, self.size.services));
         }
         text
     }
 }
 
-fn surroundings(pods: usize) -> String {
+fn surroundings(Size { pods, services }: Size) -> String {
     let mut text =
         String::from("apiVersion: v1\nkind: Namespace\nmetadata: {name: istio-system}\n");
     for node in 0..pods.div_ceil(PODS_PER_NODE) {
@@ -119,11 +126,9 @@ fn surroundings(pods: usize) -> String {
             text,
             "---\napiVersion: v1\nkind: Namespace\nmetadata: {{name: ns-{namespace}, labels: {{istio.io/dataplane-mode: ambient}}}}\n"
         );
-        for service in 0..SERVICES_PER_NAMESPACE {
-            let (high, low) = (
-                namespace / 25,
-                (namespace % 25) * SERVICES_PER_NAMESPACE + service,
-            );
+        for service in 0..services {
+            let number = namespace * services + service;
+            let (high, low) = (number / 256 % 256, number % 256);
             let _ = write!(
                 text,
                 "---\napiVersion: v1\nkind: Service\nmetadata: {{name: s{service}, namespace: ns-{namespace}}}\nspec: {{clusterIP: 172.20.{high}.{low}, selector: {{app: a{service}}}, ports: [{{name: http, port: 80, targetPort: http}}]}}\n"
@@ -134,10 +139,10 @@ fn surroundings(pods: usize) -> String {
 }
 
 /// A pod as an API server would hand it out, less what nobody reads.
-fn pod(index: usize, version: usize) -> String {
+fn pod(index: usize, version: usize, services: usize) -> String {
     let (namespace, app, node) = (
         index / PODS_PER_NAMESPACE,
-        index % SERVICES_PER_NAMESPACE,
+        index % services,
         index / PODS_PER_NODE,
     );
     let [_, a, b, c] = u32::try_from(index).unwrap_or_default().to_be_bytes();

@@ -93,15 +93,7 @@ impl ControlPlane {
 
     /// `VmRSS` or `VmHWM`.
     pub(super) fn memory_kib(&self, field: &str) -> Result<u64> {
-        let id = self.process.id().context("istiod-lite has ended")?;
-        let status = std::fs::read_to_string(format!("/proc/{id}/status"))?;
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-        let number = line.and_then(|line| line.split_whitespace().next());
-        number
-            .and_then(|number| number.parse().ok())
-            .with_context(|| format!("no {field}"))
+        memory_kib(&self.process, field)
     }
 
     pub(super) async fn stop(mut self) -> Result<()> {
@@ -109,20 +101,35 @@ impl ControlPlane {
     }
 }
 
-fn free_port() -> Result<SocketAddr> {
+/// A field of what the kernel says of a process's memory (proc_pid_status(5)).
+pub(super) fn memory_kib(process: &Child, field: &str) -> Result<u64> {
+    let id = process.id().context("the process has ended")?;
+    let status = std::fs::read_to_string(format!("/proc/{id}/status"))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    let number = line.and_then(|line| line.split_whitespace().next());
+    number
+        .and_then(|number| number.parse().ok())
+        .with_context(|| format!("no {field}"))
+}
+
+pub(super) fn free_port() -> Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").context("no free port")?;
     Ok(listener.local_addr()?)
 }
 
 async fn is_ready(admin: SocketAddr) -> bool {
-    let ask = async {
-        let mut socket = TcpStream::connect(admin).await?;
-        socket
-            .write_all(b"GET /ready HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-            .await?;
-        let mut answer = String::new();
-        socket.read_to_string(&mut answer).await?;
-        std::io::Result::Ok(answer.starts_with("HTTP/1.1 200"))
-    };
-    ask.await.unwrap_or(false)
+    let answer = get(admin, "/ready").await;
+    answer.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
+}
+
+/// The whole answer to an HTTP request.
+pub(super) async fn get(from: SocketAddr, path: &str) -> std::io::Result<String> {
+    let mut socket = TcpStream::connect(from).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    socket.write_all(request.as_bytes()).await?;
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).await?;
+    Ok(answer)
 }
