@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!  nothing to know ───────────────────┐
-//!  the mesh as a local file ──────────┼─► ztunnel starts ─► it knows the mesh ─► at rest
+//!  the mesh as a local file ──────────┼─► ztunnel starts ─► it knows the mesh ─► one pod changes ─► at rest
 //!  the mesh from the control plane ───┘
 //! ```
 
@@ -127,13 +127,15 @@ async fn measure(programs: &Path, plan: &Plan) -> Result<Vec<Row>> {
         (PLANE, Source::ControlPlane),
     ];
     let mut rows = Vec::new();
+    let mut version = 0;
     for (name, from) in &ways {
         let mut runs = Vec::new();
         for number in 1..=plan.runs {
             if !plan.json {
                 eprintln!("{name}, run {number} of {}", plan.runs);
             }
-            runs.push(one(programs, &plane, &folder, name, from).await?);
+            version += 1;
+            runs.push(one(programs, &plane, &files, version, &folder, name, from).await?);
         }
         rows.push(medians(&runs));
     }
@@ -150,6 +152,8 @@ enum Source {
 async fn one(
     programs: &Path,
     plane: &ControlPlane,
+    files: &Files,
+    version: usize,
     folder: &TempDir,
     name: &'static str,
     from: &Source,
@@ -209,6 +213,8 @@ async fn one(
     }
     let ready = started.elapsed();
     let cpu = cpu(&process)?;
+    // In a mesh that lives, something changes all the time.
+    files.prepare(version)?.put()?;
     tokio::time::sleep(AT_REST).await;
     let mib = |field| memory_kib(&process, field).map(|kib| kib as f64 / 1024.0);
     let row = Row {
