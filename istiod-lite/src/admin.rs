@@ -12,12 +12,14 @@ use ops::{
 use serde_json::{Value, json as object};
 
 use crate::{
-    catalogue::ResourceType, controller::State, describe, xds_server::connections::Connections,
+    authority::Asked, catalogue::ResourceType, controller::State, describe,
+    xds_server::connections::Connections,
 };
 
 /// The pages.
 pub fn routes(
     state: State,
+    asked: Asked,
     connections: Arc<Connections>,
     readiness: Readiness,
     metrics: Metrics,
@@ -35,6 +37,7 @@ pub fn routes(
             config_dump(&dumped, &request)
         })
         .get("/debug/connections", move |_| json(&connections.reports()))
+        .get("/debug/ca", move |_| json(&asked.report()))
         .get("/debug/problems", move |_| json(&problems(&state)))
 }
 

@@ -2,9 +2,7 @@
 //! Builds the parts and joins them.
 
 use std::{
-    fs, io,
     net::SocketAddr,
-    path::Path,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -17,14 +15,14 @@ use proto::{
     ads::aggregated_discovery_service_server::AggregatedDiscoveryServiceServer,
     ca::istio_certificate_service_server::IstioCertificateServiceServer,
 };
-use rustls::sign::CertifiedKey;
 use tokio::{net::TcpListener, task::JoinHandle};
 use tonic::transport::Server;
 
 use crate::{
     admin,
     authenticate::{Authenticator, NodeAuthorizer, claims::Expected},
-    ca::{Authority, ServingName},
+    authority::{Asked, Upkeep},
+    ca::LiveAuthority,
     ca_service::Certificates,
     catalogue::Catalogue,
     config::{AuthorityConfig, Config, TokenConfig},
@@ -46,7 +44,7 @@ const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Streams end before this by themselves; it is for connections without any.
 const MAX_CONNECTION_AGE: Duration = Duration::from_secs(35 * 60);
 const MAX_CONNECTION_AGE_GRACE: Duration = Duration::from_secs(30);
-/// How often the server's certificate and idle metrics are looked at.
+/// How often idle metrics are looked at.
 const UPKEEP: Duration = Duration::from_secs(60);
 
 /// A control plane that serves.
@@ -70,6 +68,7 @@ pub async fn start(
 ) -> anyhow::Result<Running> {
     let readiness = Readiness::default();
     let known = readiness.register("cluster");
+    let signs = readiness.register("certificate authority");
     let authority = Arc::new(open_authority(&config)?);
     let authenticator = Arc::new(open_authenticator(&config.tokens)?);
     let listener = bind(config.listen).await?;
@@ -91,17 +90,28 @@ pub async fn start(
         drain.clone(),
     );
     let connections = discovery.connections();
-    let certificates = Certificates {
-        authority: Arc::clone(&authority),
-        authenticator,
+    let asked = Asked {
+        authority,
         authorizer: Arc::new(NodeAuthorizer::new(
             config.mesh.trust_domain.clone(),
             config.tokens.node_accounts.clone(),
         )),
         index: Arc::clone(&state.index),
+    };
+    let certificates = Certificates {
+        asked: asked.clone(),
+        authenticator,
         cluster_id: config.mesh.cluster_id.as_str().into(),
     };
-    let shown = serve_own_certificate(authority, &config.authority.serving_names)?;
+    let shown = Shown::nothing();
+    let upkeep = Upkeep {
+        asked: asked.clone(),
+        published: config.authority.state.join("root-cert.pem"),
+        shown: Arc::clone(&shown),
+        names: config.authority.serving_names.clone(),
+        ready: signs,
+    };
+    upkeep.start()?;
     let incoming = serving::incoming(listener, serving::tls_config(shown)?, drain.clone());
     let draining = drain.clone();
     let server = Server::builder()
@@ -118,7 +128,7 @@ pub async fn start(
         .add_service(IstioCertificateServiceServer::new(certificates))
         .serve_with_incoming_shutdown(incoming, async move { draining.requested().await });
     spawn_expiry(metrics.clone());
-    let routes = admin::routes(state, connections, readiness, metrics);
+    let routes = admin::routes(state, asked, connections, readiness, metrics);
     let admin_server = routes.serve(admin_listener, "admin", drain);
     let servers = tokio::spawn(Box::pin(async move {
         let server = async { server.await.context("the server failed") };
@@ -149,7 +159,7 @@ async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
         .with_context(|| format!("cannot listen on {address}"))
 }
 
-fn open_authority(config: &Config) -> anyhow::Result<Authority> {
+fn open_authority(config: &Config) -> anyhow::Result<LiveAuthority> {
     let AuthorityConfig {
         state,
         cacerts,
@@ -157,31 +167,10 @@ fn open_authority(config: &Config) -> anyhow::Result<Authority> {
         ..
     } = &config.authority;
     let now = SystemTime::now();
-    let authority = match cacerts {
-        Some(directory) => Authority::plugged_in(directory, *lifetimes, now)?,
-        None => Authority::own(state, &config.mesh.trust_domain, *lifetimes, now)?,
-    };
-    let path = state.join("root-cert.pem");
-    publish_roots(&path, authority.root_bundle_pem())
-        .with_context(|| format!("cannot write the root certificates to {}", path.display()))?;
-    Ok(authority)
-}
-
-/// Writes the roots for others to trust; they never see half a file.
-fn publish_roots(path: &Path, pem: &str) -> io::Result<()> {
-    // As it is on each start but the first: also one on a full disk.
-    if fs::read(path).is_ok_and(|present| present == pem.as_bytes()) {
-        return Ok(());
-    }
-    if let Some(directory) = path.parent() {
-        fs::create_dir_all(directory)?;
-    }
-    let partial = path.with_extension("pem.new");
-    fs::write(&partial, pem)
-        .and_then(|()| fs::rename(&partial, path))
-        .inspect_err(|_| {
-            let _leftover = fs::remove_file(&partial);
-        })
+    Ok(match cacerts {
+        Some(directory) => LiveAuthority::open(directory.clone(), *lifetimes, now)?,
+        None => LiveAuthority::open_own(state, &config.mesh.trust_domain, *lifetimes, now)?,
+    })
 }
 
 fn open_authenticator(tokens: &TokenConfig) -> anyhow::Result<Authenticator> {
@@ -191,43 +180,6 @@ fn open_authenticator(tokens: &TokenConfig) -> anyhow::Result<Authenticator> {
         leeway: Expected::DEFAULT_LEEWAY,
     };
     Ok(Authenticator::open(&tokens.jwks, expected)?)
-}
-
-/// Issues the server's certificate now and again whenever half of its life is over.
-fn serve_own_certificate(
-    authority: Arc<Authority>,
-    names: &[ServingName],
-) -> anyhow::Result<Arc<Shown>> {
-    let (certificate, mut renew_at) = own_certificate(&authority, names)?;
-    let shown = Shown::new(certificate);
-    let (renewed, names) = (Arc::clone(&shown), names.to_vec());
-    tokio::spawn(async move {
-        loop {
-            tokio::time::sleep(UPKEEP).await;
-            if SystemTime::now() < renew_at {
-                continue;
-            }
-            match own_certificate(&authority, &names) {
-                Ok((certificate, next)) => {
-                    renewed.replace(certificate);
-                    renew_at = next;
-                    tracing::info!("the server's certificate was renewed");
-                }
-                Err(error) => tracing::error!(%error, "the server's certificate can't be renewed"),
-            }
-        }
-    });
-    Ok(shown)
-}
-
-fn own_certificate(
-    authority: &Authority,
-    names: &[ServingName],
-) -> anyhow::Result<(Arc<CertifiedKey>, SystemTime)> {
-    let issued = authority.issue_serving(names, SystemTime::now())?;
-    let provider = rustls::crypto::aws_lc_rs::default_provider();
-    let certified = CertifiedKey::from_der(issued.chain, issued.key, &provider)?;
-    Ok((Arc::new(certified), issued.renew_at))
 }
 
 fn spawn_expiry(metrics: Metrics) {

@@ -5,20 +5,29 @@
 //!  plugged-in directory ─┐                       ┌─► sign: CSR + identity → leaf, intermediates, roots
 //!                        ├─► chain (checked) ─► Authority
 //!  own state directory ──┘                       └─► issue_serving: our own TLS certificate
+//!
+//!  files change ─► LiveAuthority: which Authority is in force ◄─ rotation: what may be by now ◄─ ledger: who holds what
 //! ```
 //!
 //! Who may have which identity is decided before, in `authenticate`; this module issues what it is told to.
 
 mod chain;
 mod csr;
+mod rotation;
+
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
+mod ledger;
+mod live;
+mod report;
 mod serving;
 mod store;
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rcgen::{
@@ -32,6 +41,9 @@ use tonic::Code;
 use zeroize::Zeroize;
 
 use chain::Chain;
+pub use live::{LiveAuthority, News};
+pub use report::Report;
+use rotation::{Anchor, Root, Trust};
 pub use serving::{ServingCertificate, ServingName};
 
 /// Certificates are valid from a little before they are issued, for clients whose clock is behind.
@@ -113,6 +125,8 @@ pub enum SignError {
     TooLong { asked: i64, max: u64 },
     #[error("the CA itself expired on {0}")]
     SignerExpired(OffsetDateTime),
+    #[error("the CA itself is not valid before {0}")]
+    SignerNotYetValid(OffsetDateTime),
     #[error("name {name:?} of the serving certificate: {reason}")]
     Name { name: String, reason: &'static str },
     #[error("signing: {0}")]
@@ -126,8 +140,16 @@ impl SignError {
             Self::Request(_) | Self::Signature | Self::Key(_) | Self::TooLong { .. } => {
                 Code::InvalidArgument
             }
-            Self::SignerExpired(_) | Self::Name { .. } | Self::Signing(_) => Code::Internal,
+            Self::SignerExpired(_)
+            | Self::SignerNotYetValid(_)
+            | Self::Name { .. }
+            | Self::Signing(_) => Code::Internal,
         }
+    }
+
+    /// Whether the authority's own time is over, or has not come.
+    pub fn is_of_time(&self) -> bool {
+        matches!(self, Self::SignerExpired(_) | Self::SignerNotYetValid(_))
     }
 }
 
@@ -156,18 +178,49 @@ impl SigningKey for SecretKey {
     }
 }
 
-/// Signs certificates.
+/// Signs certificates. Clones share the key.
+#[derive(Clone)]
 pub struct Authority {
+    signing: Arc<Signing>,
+    bundle: Arc<Bundle>,
+    lifetimes: Lifetimes,
+}
+
+/// The key, and the way from its certificate up to a root.
+struct Signing {
     issuer: Issuer<'static, SecretKey>,
     chain: Chain,
-    lifetimes: Lifetimes,
+}
+
+/// The roots that are handed out.
+struct Bundle {
+    roots: Vec<Root>,
+    anchors: Arc<BTreeSet<Anchor>>,
+    pem: String,
+}
+
+impl Bundle {
+    fn new(roots: Vec<Root>) -> Arc<Self> {
+        Arc::new(Self {
+            anchors: Arc::new(roots.iter().map(|root| root.anchor.clone()).collect()),
+            pem: roots.iter().map(|root| root.pem.as_str()).collect(),
+            roots,
+        })
+    }
+
+    /// Whether it holds the same certificates; their order means nothing.
+    fn is_like(&self, other: &Self) -> bool {
+        let has = |bundle: &Self, pem: &str| bundle.roots.iter().any(|root| root.pem == pem);
+        self.roots.iter().all(|root| has(other, &root.pem))
+            && other.roots.iter().all(|root| has(self, &root.pem))
+    }
 }
 
 impl std::fmt::Debug for Authority {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Authority")
-            .field("subject", &self.chain.subject)
-            .field("not_after", &self.chain.not_after)
+            .field("subject", &self.signing.chain.subject)
+            .field("not_after", &self.signing.chain.not_after())
             .finish_non_exhaustive()
     }
 }
@@ -191,38 +244,58 @@ impl Authority {
         lifetimes: Lifetimes,
         now: SystemTime,
     ) -> Result<Self, CaError> {
-        let (chain, key) = chain::load(directory, now)?;
+        let authority = Self::read(directory, lifetimes)?;
+        authority.check_time(now)?;
+        Ok(authority)
+    }
+
+    /// As [`Self::plugged_in`], whether it is valid now or not.
+    fn read(directory: &Path, lifetimes: Lifetimes) -> Result<Self, CaError> {
+        let (chain, key) = chain::load(directory)?;
         let path = chain.path.clone();
         let bad = |error: rcgen::Error| CaError::File {
             path: path.clone(),
             reason: error.to_string(),
         };
         let issuer = Issuer::from_ca_cert_der(&chain.signer, SecretKey(key)).map_err(bad)?;
+        let bundle = Bundle::new(chain.roots.clone());
         let authority = Self {
-            issuer,
-            chain,
+            signing: Arc::new(Signing { issuer, chain }),
+            bundle,
             lifetimes,
         };
-        authority.self_test(now)?;
-        if authority.chain.not_after < OffsetDateTime::from(now + EXPIRES_SOON) {
-            tracing::warn!(
-                directory = %directory.display(),
-                subject = authority.chain.subject,
-                not_after = %authority.chain.not_after,
-                "the CA expires soon, and no certificate outlives it"
-            );
-        }
+        authority.self_test()?;
         Ok(authority)
+    }
+
+    /// The same, handing out these roots.
+    fn with_roots(&self, roots: Vec<Root>) -> Self {
+        Self {
+            bundle: Bundle::new(roots),
+            ..self.clone()
+        }
+    }
+
+    /// Whether what it signs now could be verified; the error names the file, the certificate and the date.
+    pub fn check_time(&self, now: SystemTime) -> Result<(), CaError> {
+        self.signing.chain.check_time(now)
+    }
+
+    fn trust(&self) -> Trust<'_> {
+        Trust {
+            signer: &self.signing.chain.root,
+            roots: &self.bundle.roots,
+        }
     }
 
     /// The roots to trust, as PEM.
     pub fn root_bundle_pem(&self) -> &str {
-        &self.chain.roots_pem
+        &self.bundle.pem
     }
 
     /// When the first certificate above the leaves expires.
     pub fn not_after(&self) -> SystemTime {
-        self.chain.not_after.into()
+        self.signing.chain.not_after().into()
     }
 
     /// Certifies the request's key for `identity`. `validity_seconds` of 0 or less stands for the default. The answer
@@ -234,6 +307,18 @@ impl Authority {
         validity_seconds: i64,
         now: SystemTime,
     ) -> Result<Vec<String>, SignError> {
+        self.certify(csr_pem, identity, validity_seconds, now)
+            .map(|(answer, _)| answer)
+    }
+
+    /// As [`Self::sign`], with the end of the leaf's validity.
+    fn certify(
+        &self,
+        csr_pem: &str,
+        identity: &SpiffeId,
+        validity_seconds: i64,
+        now: SystemTime,
+    ) -> Result<(Vec<String>, SystemTime), SignError> {
         let ttl = self.ttl(validity_seconds)?;
         let key = csr::public_key(csr_pem)?;
         let uri = identity
@@ -246,9 +331,9 @@ impl Authority {
         ];
         let leaf = self.issue(&key, vec![SanType::URI(uri)], usages, Validity { ttl, now })?;
         let mut answer = vec![leaf.pem()];
-        answer.extend(self.chain.intermediates_pem.iter().cloned());
-        answer.push(self.chain.roots_pem.clone());
-        Ok(answer)
+        answer.extend(self.signing.chain.intermediates_pem.iter().cloned());
+        answer.push(self.bundle.pem.clone());
+        Ok((answer, self.not_after().min(now + ttl)))
     }
 
     /// A TLS certificate and a new key for ourselves.
@@ -285,7 +370,7 @@ impl Authority {
             validity,
         )?;
         let mut chain = vec![leaf.der().clone()];
-        chain.extend(self.chain.intermediates.iter().cloned());
+        chain.extend(self.signing.chain.intermediates.iter().cloned());
         let lives = SERVING_TTL.min(self.not_after().duration_since(now).unwrap_or_default());
         Ok(ServingCertificate {
             chain,
@@ -310,14 +395,31 @@ impl Authority {
         key: &impl PublicKeyData,
         names: Vec<SanType>,
         usages: Vec<ExtendedKeyUsagePurpose>,
-        Validity { ttl, now }: Validity,
+        validity: Validity,
     ) -> Result<rcgen::Certificate, SignError> {
-        if self.not_after() <= now {
-            return Err(SignError::SignerExpired(self.chain.not_after));
+        match self.check_time(validity.now) {
+            Ok(()) => {}
+            Err(CaError::NotYetValid { not_before, .. }) => {
+                return Err(SignError::SignerNotYetValid(not_before));
+            }
+            Err(_) => return Err(SignError::SignerExpired(self.signing.chain.not_after())),
         }
+        let Validity { ttl, now } = validity;
+        let not_after = OffsetDateTime::from(now + ttl).min(self.signing.chain.not_after());
+        self.leaf(key, names, usages, ((now - CLOCK_SKEW).into(), not_after))
+            .map_err(|error| SignError::Signing(error.to_string()))
+    }
+
+    fn leaf(
+        &self,
+        key: &impl PublicKeyData,
+        names: Vec<SanType>,
+        usages: Vec<ExtendedKeyUsagePurpose>,
+        (not_before, not_after): (OffsetDateTime, OffsetDateTime),
+    ) -> Result<rcgen::Certificate, rcgen::Error> {
         let mut params = CertificateParams::default();
-        params.not_before = (now - CLOCK_SKEW).into();
-        params.not_after = OffsetDateTime::from(now + ttl).min(self.chain.not_after);
+        params.not_before = not_before;
+        params.not_after = not_after;
         params.serial_number = Some(serial());
         params.subject_alt_names = names;
         // Without a subject the name in the SAN counts alone, and the SAN becomes critical (RFC 5280 §4.2.1.6).
@@ -329,27 +431,22 @@ impl Authority {
         ];
         params.extended_key_usages = usages;
         params.use_authority_key_identifier_extension = true;
-        params
-            .signed_by(key, &self.issuer)
-            .map_err(|error| SignError::Signing(error.to_string()))
+        params.signed_by(key, &self.signing.issuer)
     }
 
     /// Issues one certificate and checks it against the CA's: better now than in every handshake.
-    fn self_test(&self, now: SystemTime) -> Result<(), CaError> {
+    fn self_test(&self) -> Result<(), CaError> {
+        let Signing { issuer, chain } = &*self.signing;
         let fail = |reason: String| CaError::SelfTest {
-            path: self.chain.path.clone(),
+            path: chain.path.clone(),
             reason,
         };
         let probe = vec![SanType::IpAddress(IpAddr::from([127, 0, 0, 1]))];
+        let end = chain.not_after();
         let leaf = self
-            .issue(
-                self.issuer.key(),
-                probe,
-                Vec::new(),
-                Validity { ttl: DAY, now },
-            )
+            .leaf(issuer.key(), probe, Vec::new(), (end - DAY, end))
             .map_err(|error| fail(error.to_string()))?;
-        chain::check_issued(leaf.der(), &self.chain.signer).map_err(fail)
+        chain::check_issued(leaf.der(), &chain.signer).map_err(fail)
     }
 }
 

@@ -7,7 +7,6 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use parking_lot::RwLock;
 use proto::ca::{
     IstioCertificateRequest, IstioCertificateResponse,
     istio_certificate_service_server::IstioCertificateService,
@@ -16,12 +15,10 @@ use spiffe::{SpiffeError, SpiffeId};
 use tonic::{Request, Response, Status, metadata::MetadataMap};
 
 use crate::{
-    authenticate::{
-        AuthenticationError, Authenticator, Caller, NodeAuthorizer, OPAQUE_REFUSAL, Refusal,
-    },
+    authenticate::{AuthenticationError, Authenticator, Caller, OPAQUE_REFUSAL, Refusal},
+    authority::Asked,
     bearer,
-    ca::{Authority, SignError},
-    index::Index,
+    ca::SignError,
 };
 
 /// Names, in a request's metadata, whom the certificate is for.
@@ -32,14 +29,10 @@ const CLUSTER_ID: &str = "clusterid";
 /// The certificate service.
 #[derive(Debug, Clone)]
 pub struct Certificates {
-    /// Signs.
-    pub authority: Arc<Authority>,
+    /// Signs, and knows what callers may have.
+    pub asked: Asked,
     /// Knows callers.
     pub authenticator: Arc<Authenticator>,
-    /// Knows what callers may have.
-    pub authorizer: Arc<NodeAuthorizer>,
-    /// Knows which pods run where.
-    pub index: Arc<RwLock<Index>>,
     /// This cluster.
     pub cluster_id: Arc<str>,
 }
@@ -80,6 +73,10 @@ impl Denied {
             Self::Sign { error, .. } if error.code() == tonic::Code::InvalidArgument => {
                 Status::invalid_argument(error.to_string())
             }
+            // Whoever may have the certificate may know whom to wait for.
+            Self::Sign { error, .. } if error.is_of_time() => {
+                Status::new(error.code(), error.to_string())
+            }
             Self::Sign { error, .. } => {
                 Status::new(error.code(), "the certificate can't be signed")
             }
@@ -115,6 +112,7 @@ impl Denied {
                 SignError::Request(_) | SignError::Signature | SignError::Key(_) => "request",
                 SignError::TooLong { .. } => "validity",
                 SignError::SignerExpired(_) => "signer_expired",
+                SignError::SignerNotYetValid(_) => "signer_not_yet_valid",
                 SignError::Name { .. } | SignError::Signing(_) => "signing",
             },
         }
@@ -162,9 +160,13 @@ impl Certificates {
             }
             None => self.own_identity(&caller)?,
         };
-        let signed = self
-            .authority
-            .sign(&request.csr, &identity, request.validity_duration, now);
+        let signed = self.asked.authority.sign(
+            &request.csr,
+            &identity,
+            &caller,
+            request.validity_duration,
+            now,
+        );
         let chain = match signed {
             Ok(chain) => chain,
             Err(error) => {
@@ -192,7 +194,10 @@ impl Certificates {
     }
 
     fn own_identity(&self, caller: &Caller) -> Result<SpiffeId, Denied> {
-        let decision = self.authorizer.own_identity(caller, &*self.index.read());
+        let Asked {
+            authorizer, index, ..
+        } = &self.asked;
+        let decision = authorizer.own_identity(caller, &*index.read());
         decision.map_err(|refusal| Denied::Refused {
             caller: Box::new(caller.clone()),
             refusal: Box::new(refusal),
@@ -204,9 +209,10 @@ impl Certificates {
             caller: Box::new(caller.clone()),
             error,
         })?;
-        let decision = self
-            .authorizer
-            .may_impersonate(caller, &identity, &*self.index.read());
+        let Asked {
+            authorizer, index, ..
+        } = &self.asked;
+        let decision = authorizer.may_impersonate(caller, &identity, &*index.read());
         decision.map_err(|refusal| Denied::Refused {
             caller: Box::new(caller.clone()),
             refusal: Box::new(refusal),

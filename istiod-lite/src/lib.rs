@@ -32,6 +32,8 @@ pub mod xds_server;
 pub mod controller;
 pub mod serving;
 
+pub mod authority;
+
 pub mod admin;
 pub mod app;
 pub mod config;

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use arc_swap::ArcSwap;
+use arc_swap::ArcSwapOption;
 use ops::shutdown::DrainSignal;
 use rustls::{
     ServerConfig,
@@ -33,25 +33,25 @@ const MAX_HANDSHAKES: usize = 256;
 const MAX_CONNECTIONS: usize = 10_000;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The certificate that is shown now; it can be replaced at any time.
+/// The certificate that is shown now; it can be replaced at any time. While there is none, no handshake succeeds.
 #[derive(Debug)]
-pub struct Shown(ArcSwap<CertifiedKey>);
+pub struct Shown(ArcSwapOption<CertifiedKey>);
 
 impl Shown {
-    /// Shows a certificate.
-    pub fn new(certificate: Arc<CertifiedKey>) -> Arc<Self> {
-        Arc::new(Self(ArcSwap::new(certificate)))
+    /// Shows no certificate.
+    pub fn nothing() -> Arc<Self> {
+        Arc::new(Self(ArcSwapOption::empty()))
     }
 
-    /// Shows another one from now on.
-    pub fn replace(&self, certificate: Arc<CertifiedKey>) {
+    /// Shows another one, or none, from now on.
+    pub fn replace(&self, certificate: Option<Arc<CertifiedKey>>) {
         self.0.store(certificate);
     }
 }
 
 impl ResolvesServerCert for Shown {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.0.load_full())
+        self.0.load_full()
     }
 }
 

@@ -15,6 +15,7 @@ use x509_parser::prelude::FromDer;
 use zeroize::Zeroizing;
 
 use super::CaError;
+use super::rotation::{Anchor, Root};
 
 /// A way from the signing certificate up to a root.
 #[derive(Clone, Debug)]
@@ -26,9 +27,59 @@ pub(super) struct Chain {
     /// The signer, its issuer and so on, up to but without the root. Empty when the root itself signs.
     pub(super) intermediates: Vec<CertificateDer<'static>>,
     pub(super) intermediates_pem: Vec<String>,
-    pub(super) roots_pem: String,
+    /// Where the way ends.
+    pub(super) root: Anchor,
+    /// All that are to be trusted; that one is among them.
+    pub(super) roots: Vec<Root>,
+    /// Of the signer, its issuer and so on, the root included.
+    pub(super) validity: Vec<Validity>,
+}
+
+impl Chain {
     /// When the first of them all expires.
-    pub(super) not_after: OffsetDateTime,
+    pub(super) fn not_after(&self) -> OffsetDateTime {
+        let ends = self
+            .validity
+            .iter()
+            .map(|certificate| certificate.not_after);
+        ends.min().expect("broken invariant: the signer is there")
+    }
+
+    /// Whether what is signed now could be verified.
+    pub(super) fn check_time(&self, now: SystemTime) -> Result<(), CaError> {
+        let now = OffsetDateTime::from(now);
+        self.validity.iter().try_for_each(|one| one.check(now))
+    }
+}
+
+/// When a certificate on the way is valid.
+#[derive(Clone, Debug)]
+pub(super) struct Validity {
+    path: PathBuf,
+    subject: String,
+    not_before: OffsetDateTime,
+    not_after: OffsetDateTime,
+}
+
+impl Validity {
+    fn check(&self, now: OffsetDateTime) -> Result<(), CaError> {
+        let (path, subject) = (self.path.clone(), self.subject.clone());
+        if self.not_after <= now {
+            return Err(CaError::Expired {
+                path,
+                subject,
+                not_after: self.not_after,
+            });
+        }
+        if self.not_before > now {
+            return Err(CaError::NotYetValid {
+                path,
+                subject,
+                not_before: self.not_before,
+            });
+        }
+        Ok(())
+    }
 }
 
 /// One of the two sets of names that the files may have.
@@ -72,7 +123,14 @@ struct Certificates {
     certificates: Vec<CertificateDer<'static>>,
 }
 
-pub(super) fn load(directory: &Path, now: SystemTime) -> Result<(Chain, KeyPair), CaError> {
+/// The files that a CA may consist of, whether they are there or not.
+pub(super) fn files(directory: &Path) -> Vec<PathBuf> {
+    let names = ISTIO.all().chain(CERT_MANAGER.all());
+    names.map(|name| directory.join(name)).collect()
+}
+
+/// Reads and checks all but the time.
+pub(super) fn load(directory: &Path) -> Result<(Chain, KeyPair), CaError> {
     let present = |name: &str| directory.join(name).exists();
     let names = if CERT_MANAGER.all().any(present) && !ISTIO.all().any(present) {
         &CERT_MANAGER
@@ -96,7 +154,7 @@ pub(super) fn load(directory: &Path, now: SystemTime) -> Result<(Chain, KeyPair)
     };
     let key_path = directory.join(names.key);
     let key = read_key(&key_path)?;
-    let chain = build(&own, &above, &roots, now)?;
+    let chain = build(&own, &above, &roots)?;
     let signer = parse(&own.path, &chain.signer)?;
     if signer.public_key().raw != key.subject_public_key_info() {
         return Err(CaError::KeyMismatch {
@@ -164,22 +222,16 @@ fn parse<'c>(
 }
 
 /// Climbs from the signer to a root, each step proven by a signature.
-fn build(
-    own: &Certificates,
-    above: &Certificates,
-    roots: &Certificates,
-    now: SystemTime,
-) -> Result<Chain, CaError> {
+fn build(own: &Certificates, above: &Certificates, roots: &Certificates) -> Result<Chain, CaError> {
     let signer = own.certificates[0].clone();
     let subject = parse(&own.path, &signer)?.subject().to_string();
     let mut intermediates: Vec<CertificateDer<'static>> = Vec::new();
-    let mut not_after = OffsetDateTime::from_unix_timestamp(i64::from(u32::MAX))
-        .expect("broken invariant: a valid time");
+    let mut validity = Vec::new();
     let mut current = signer.clone();
     let mut path = own.path.clone();
     loop {
         let certificate = parse(&path, &current)?;
-        not_after = not_after.min(check_ca(&path, &certificate, now)?);
+        validity.push(check_ca(&path, &certificate)?);
         if roots.certificates.contains(&current) {
             break;
         }
@@ -227,21 +279,23 @@ fn build(
             .map(|certificate| pem(certificate))
             .collect(),
         intermediates,
-        roots_pem: roots
+        root: Anchor::of(&parse(&path, &current)?),
+        roots: roots
             .certificates
             .iter()
-            .map(|certificate| pem(certificate))
-            .collect(),
-        not_after,
+            .map(|certificate| {
+                Ok(Root::of(
+                    &parse(&roots.path, certificate)?,
+                    pem(certificate),
+                ))
+            })
+            .collect::<Result<_, CaError>>()?,
+        validity,
     })
 }
 
-/// Gives back until when it is valid.
-fn check_ca(
-    path: &Path,
-    certificate: &X509Certificate<'_>,
-    now: SystemTime,
-) -> Result<OffsetDateTime, CaError> {
+/// Gives back when it is valid.
+fn check_ca(path: &Path, certificate: &X509Certificate<'_>) -> Result<Validity, CaError> {
     let subject = || certificate.subject().to_string();
     let refuse = |reason: &str| CaError::File {
         path: path.to_owned(),
@@ -256,26 +310,12 @@ fn check_ca(
     if usage.is_some_and(|usage| !usage.value.key_cert_sign()) {
         return Err(refuse("may not sign certificates by its key usage"));
     }
-    let now = OffsetDateTime::from(now);
-    let (not_before, not_after) = (
-        certificate.validity().not_before.to_datetime(),
-        certificate.validity().not_after.to_datetime(),
-    );
-    if not_after <= now {
-        return Err(CaError::Expired {
-            path: path.to_owned(),
-            subject: subject(),
-            not_after,
-        });
-    }
-    if not_before > now {
-        return Err(CaError::NotYetValid {
-            path: path.to_owned(),
-            subject: subject(),
-            not_before,
-        });
-    }
-    Ok(not_after)
+    Ok(Validity {
+        path: path.to_owned(),
+        subject: subject(),
+        not_before: certificate.validity().not_before.to_datetime(),
+        not_after: certificate.validity().not_after.to_datetime(),
+    })
 }
 
 /// Whether those who verify `leaf` would take `signer` for its issuer.
