@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use h2::client::{Connection, SendRequest};
@@ -67,6 +67,8 @@ pub(crate) struct Tunnel {
     /// Of the streams of the library, which hear only that the connection is gone.
     fate: Fate,
     most: usize,
+    /// From then on what the ends have proven counts no more for what begins.
+    valid_until: Option<SystemTime>,
     heard: Heard,
     abort: Notify,
     state: Mutex<State>,
@@ -92,6 +94,12 @@ impl Heard {
 enum Opener {
     Own(Link),
     Library(SendRequest<Bytes>),
+}
+
+/// What the handshake has shown.
+struct Proven {
+    peer: SpiffeId,
+    valid_until: Option<SystemTime>,
 }
 
 struct State {
@@ -132,11 +140,12 @@ pub(crate) enum Checkout {
 }
 
 impl Tunnel {
-    fn new(peer: SpiffeId, heard: Heard, opener: Opener, config: &Config) -> Arc<Self> {
+    fn new(proven: Proven, heard: Heard, opener: Opener, config: &Config) -> Arc<Self> {
         Arc::new(Self {
-            peer,
+            peer: proven.peer,
             fate: Fate::default(),
             most: config.pool_max_streams as usize,
+            valid_until: proven.valid_until,
             heard,
             abort: Notify::new(),
             state: Mutex::new(State {
@@ -149,6 +158,10 @@ impl Tunnel {
     }
 
     pub(crate) fn checkout(self: &Arc<Self>) -> Checkout {
+        if self.valid_until.is_some_and(|end| end <= SystemTime::now()) {
+            self.retire();
+            return Checkout::Dead;
+        }
         let state = &mut *self.state.lock();
         let Some(opener) = &mut state.opener else {
             return Checkout::Dead;
@@ -388,10 +401,13 @@ where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let secured = own_handshake::connect(io, tls, certificate).await?;
-    let peer = secured.peer.clone();
+    let proven = Proven {
+        peer: secured.peer.clone(),
+        valid_until: secured.valid_until(),
+    };
     let (mut driver, link) = Driver::new(Role::Client, secured, farewell, config);
     let heard = Heard::Own(link.clone());
-    let tunnel = Tunnel::new(peer, heard, Opener::Own(link), config);
+    let tunnel = Tunnel::new(proven, heard, Opener::Own(link), config);
     let mut release = Release::new(config.pool_unused_release);
     let released = Arc::clone(&tunnel);
     let driver = poll_fn(move |cx| {
@@ -458,7 +474,11 @@ where
     let keepalive = Keepalive::new(connection.ping_pong(), pulse.clone(), config);
     let Peer { identity, standing } = peer;
     let heard = Heard::Library(pulse);
-    let tunnel = Tunnel::new(identity, heard, Opener::Library(send), config);
+    let proven = Proven {
+        peer: identity,
+        valid_until: standing.valid_until(),
+    };
+    let tunnel = Tunnel::new(proven, heard, Opener::Library(send), config);
     let release = Release::new(config.pool_unused_release);
     let driven = Arc::clone(&tunnel);
     let driver = async move {

@@ -15,13 +15,14 @@ use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::SystemTime;
 
 use http::StatusCode;
 use identity::{BoxFuture, WorkloadCertificate, tls};
 use spiffe::SpiffeId;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::config::{Config, Engine};
 use crate::engine::handshake as own_handshake;
@@ -66,7 +67,7 @@ impl Server {
 
     /// Serves one accepted connection until the client ends it, it breaks, or it has drained.
     ///
-    /// When `drain` becomes true the client is told to open no more streams, and this returns once those that are
+    /// When `drain` becomes true, or a certificate of either end expires, the client is told to open no more streams, and this returns once those that are
     /// open have ended. Dropping the future cuts the connection, its streams and their applications' connections.
     ///
     /// # Errors
@@ -94,6 +95,7 @@ impl Server {
                     identity: secured.peer.clone(),
                     address: peer_address,
                 };
+                let drain = draining(drain, secured.valid_until());
                 let (driver, link) =
                     Driver::new(Role::Server, secured, Farewell::Close, &self.config);
                 own::serve(driver, link, peer, handler, drain).await
@@ -121,11 +123,27 @@ impl Server {
     }
 }
 
-/// Resolves when the drain is asked for; never, if whoever could ask is gone.
-fn draining(mut drain: watch::Receiver<bool>) -> BoxFuture<'static, ()> {
+/// Resolves when the drain is asked for, or when what the ends have proven counts no more for new streams.
+fn draining(
+    mut drain: watch::Receiver<bool>,
+    valid_until: Option<SystemTime>,
+) -> BoxFuture<'static, ()> {
     Box::pin(async move {
-        if drain.wait_for(|asked| *asked).await.is_err() {
-            std::future::pending::<()>().await;
+        let asked = async {
+            // Never, if whoever could ask is gone.
+            if drain.wait_for(|asked| *asked).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        let over = async {
+            match valid_until.map(|end| end.duration_since(SystemTime::now())) {
+                Some(left) => sleep(left.unwrap_or_default()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            () = asked => {}
+            () = over => {}
         }
     })
 }

@@ -11,7 +11,9 @@ use std::time::Duration;
 use common::{Mesh, ServerSide, config, echo, id, listen, raw, soon};
 use futures_util::future::join_all;
 use hbone::wire::ConnectRequest;
-use hbone::{Config, End, OpenError, TunnelFault};
+use hbone::{Config, End, OpenError, Pool, TunnelFault};
+use identity::FixedCertificates;
+use identity::testing::Validity;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// Waits for what happens in other tasks.
@@ -45,6 +47,38 @@ async fn connections_between_the_same_ends_share_a_tunnel() {
     assert!(streams[1..].iter().all(|(_, info)| info.reused));
     drop(streams);
     assert_eq!(mesh.pool.streams(), 0);
+}
+
+#[tokio::test]
+async fn what_begins_after_a_certificate_has_expired_is_not_let_into_the_tunnel_that_was() {
+    let (short, long) = (Duration::from_secs(3), Duration::from_secs(3600));
+    for (client, server) in [(short, long), (long, short)] {
+        let mut mesh = Mesh::new().await;
+        let issue = |account, life| {
+            let validity = Validity::lasting(life);
+            mesh.authority.issue_valid(&id(account), validity)
+        };
+        let of_client: FixedCertificates = [issue("client", client)].into_iter().collect();
+        mesh.server = ServerSide::start(config(), issue("server", server)).await;
+        mesh.pool = Pool::new(config(), Arc::new(of_client));
+        mesh.key = common::key(mesh.server.address);
+        let target = echo().await;
+        let (mut held, _) = soon(mesh.open(target)).await.unwrap();
+        // Certificates count in whole seconds, the last one included.
+        tokio::time::sleep(short + Duration::from_secs(1)).await;
+        let refused = soon(mesh.open(target)).await;
+        assert!(refused.is_err(), "client's {client:?}, server's {server:?}");
+        assert_eq!(mesh.dial.count(), 2);
+        let refused = soon(mesh.server.ended.recv()).await.unwrap();
+        assert!(refused.is_err());
+        // What was under way goes on to its end, and the tunnel with it.
+        held.write_all(b"hello").await.unwrap();
+        let mut echoed = [0; 5];
+        soon(held.read_exact(&mut echoed)).await.unwrap();
+        assert_eq!(&echoed, b"hello");
+        drop(held);
+        ended_well(&mut mesh).await;
+    }
 }
 
 #[tokio::test]
@@ -304,9 +338,9 @@ async fn an_aborted_pool_cuts_its_streams() {
 async fn a_dropped_pool_lets_go_of_its_tunnels() {
     let mut mesh = Mesh::new().await;
     drop(soon(mesh.open(echo().await)).await.unwrap());
-    let certificates: identity::FixedCertificates =
+    let certificates: FixedCertificates =
         [mesh.authority.issue(&id("client"))].into_iter().collect();
-    mesh.pool = hbone::Pool::new(config(), Arc::new(certificates));
+    mesh.pool = Pool::new(config(), Arc::new(certificates));
     ended_well(&mut mesh).await;
 }
 

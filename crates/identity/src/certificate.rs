@@ -13,6 +13,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixT
 use rustls::sign::CertifiedKey;
 use rustls::{RootCertStore, ServerConfig};
 use spiffe::SpiffeId;
+use time::OffsetDateTime;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 use zeroize::Zeroizing;
@@ -84,6 +85,16 @@ pub enum CertificateError {
         identity: SpiffeId,
         /// Why the renewal failed, as far as known.
         reason: String,
+    },
+    /// The authority issued one for later, and a good one is held.
+    #[error(
+        "the certificate that the authority issued for {identity} is not valid before {not_before}; do their clocks differ?"
+    )]
+    NotYetValid {
+        /// Whose certificate.
+        identity: SpiffeId,
+        /// Start of validity.
+        not_before: OffsetDateTime,
     },
     /// The identity was dropped while somebody waited for its certificate.
     #[error("certificate of {0} is no longer needed on this node")]
@@ -285,15 +296,15 @@ impl WorkloadCertificate {
         &self.roots
     }
 
-    /// When to renew: at half of the validity that was left when it was `received`, moved by up to a tenth of that half.
+    /// How long after it was `received` to renew it: half of the validity that was left, moved by up to a tenth of that.
     /// What lies before does not count: authorities date certificates back for clocks that are behind, which is more
     /// than a short life has. `jitter` is drawn from -1.0 to 1.0, so that the certificates of a node that started at
     /// once are not all renewed at once.
-    pub fn refresh_at(&self, received: SystemTime, jitter: f64) -> SystemTime {
+    pub fn refresh_after(&self, received: SystemTime, jitter: f64) -> Duration {
         const SPREAD: f64 = 0.1;
         let start = self.not_before.max(received);
         let half = self.not_after.duration_since(start).unwrap_or_default() / 2;
-        start + half.mul_f64(1.0 + SPREAD * jitter.clamp(-1.0, 1.0))
+        half.mul_f64(1.0 + SPREAD * jitter.clamp(-1.0, 1.0))
     }
 
     /// Leaf and intermediates, for the admin dump.
@@ -440,7 +451,8 @@ fn element(index: usize, role: &'static str, reason: String) -> CertificateError
     }
 }
 
-fn validity(certificate: &X509Certificate<'_>) -> (SystemTime, SystemTime) {
+/// Start and end.
+pub(crate) fn validity(certificate: &X509Certificate<'_>) -> (SystemTime, SystemTime) {
     let validity = certificate.validity();
     (
         system_time(validity.not_before.timestamp()),

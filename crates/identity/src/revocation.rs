@@ -21,6 +21,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
+use std::time::SystemTime;
 
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::oneshot;
@@ -134,11 +135,14 @@ impl Revocation {
         if let Some(peer) = late {
             self.withdraw(peer, &list);
         }
-        Standing(Some(Registered {
-            withdrawn,
-            revocation: self.clone(),
-            id,
-        }))
+        Standing {
+            registered: Some(Registered {
+                withdrawn,
+                revocation: self.clone(),
+                id,
+            }),
+            valid_until: None,
+        }
     }
 
     fn withdraw(&self, peer: Admitted, list: &RevocationList) {
@@ -161,7 +165,10 @@ impl fmt::Debug for Revocation {
 
 /// Whether a peer may still be who it proved to be. Kept for as long as its connection lives.
 #[derive(Debug)]
-pub struct Standing(Option<Registered>);
+pub struct Standing {
+    registered: Option<Registered>,
+    valid_until: Option<SystemTime>,
+}
 
 struct Registered {
     withdrawn: oneshot::Receiver<Arc<str>>,
@@ -172,16 +179,34 @@ struct Registered {
 impl Standing {
     /// Of a peer that nothing is ever taken back from.
     pub fn unconditional() -> Self {
-        Self(None)
+        Self {
+            registered: None,
+            valid_until: None,
+        }
+    }
+
+    /// The same, proven by certificates of which the first ends then.
+    #[must_use]
+    pub fn until(self, end: SystemTime) -> Self {
+        Self {
+            valid_until: Some(end),
+            ..self
+        }
+    }
+
+    /// When what was proven has to be proven again: what is under way goes on, what begins later needs another
+    /// connection.
+    pub fn valid_until(&self) -> Option<SystemTime> {
+        self.valid_until
     }
 
     /// Ready with the reason once the peer has lost its standing; never, as long as it has not.
     pub fn poll_withdrawn(&mut self, cx: &mut Context<'_>) -> Poll<Arc<str>> {
-        let Some(registered) = &mut self.0 else {
+        let Some(registered) = &mut self.registered else {
             return Poll::Pending;
         };
         let withdrawn = ready!(Pin::new(&mut registered.withdrawn).poll(cx));
-        self.0 = None;
+        self.registered = None;
         // Nobody but this value takes it off the register without a word.
         withdrawn.map_or(Poll::Pending, Poll::Ready)
     }

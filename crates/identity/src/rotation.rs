@@ -14,6 +14,7 @@
 //! Unavailable ◄──────────────┘     (backs off, tries on, may become Available)
 //! ```
 
+mod clock;
 mod keeper;
 
 use std::collections::HashMap;
@@ -32,6 +33,9 @@ use crate::{BoxFuture, CaClient, CertificateError, Revocation, WorkloadCertifica
 /// Fetches kept free for connections that wait, out of [`Config::concurrency`].
 const RESERVED_FOR_WAITING: usize = 2;
 
+/// How long to spread fetches over after the clock was set: peers may refuse what is held by now.
+const AFTER_CLOCK_STEP: Duration = Duration::from_secs(1);
+
 /// How certificates are fetched.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -45,6 +49,8 @@ pub struct Config {
     pub backoff_min: Duration,
     /// The longest pause after failures.
     pub backoff_max: Duration,
+    /// The longest pause after failures while connections are refused for want of the certificate.
+    pub pause_if_needed: Duration,
     /// What peers of the workloads are checked against beyond their roots.
     pub revocation: Option<Revocation>,
 }
@@ -57,6 +63,7 @@ impl Default for Config {
             fetch_timeout: Duration::from_secs(10),
             backoff_min: Duration::from_secs(1),
             backoff_max: Duration::from_secs(30),
+            pause_if_needed: Duration::from_secs(5),
             revocation: None,
         }
     }
@@ -179,7 +186,7 @@ impl Certificates {
     ) -> Self {
         let slots = config.concurrency.max(1);
         let background = slots.saturating_sub(RESERVED_FOR_WAITING).max(1);
-        Self {
+        let certificates = Self {
             fetching: Arc::new(Fetching {
                 ca,
                 config,
@@ -189,23 +196,63 @@ impl Certificates {
             }),
             runtime,
             entries: Arc::default(),
-        }
+        };
+        certificates.watch_clock();
+        certificates
+    }
+
+    /// Fetches everything anew once somebody has set the clock: when what is held runs out, and whether it is valid
+    /// at all, was reckoned by the other time.
+    fn watch_clock(&self) {
+        let clock = Arc::clone(&self.fetching.clock);
+        let spread = self.spread(AFTER_CLOCK_STEP);
+        let (fetching, entries) = (
+            Arc::downgrade(&self.fetching),
+            Arc::downgrade(&self.entries),
+        );
+        let runtime = self.runtime.clone();
+        self.runtime.spawn(async move {
+            let mut steps = clock::Steps::new(clock());
+            loop {
+                tokio::time::sleep(clock::LOOK_EVERY).await;
+                let (Some(fetching), Some(entries)) = (fetching.upgrade(), entries.upgrade())
+                else {
+                    return;
+                };
+                if let Some(step) = steps.observe(clock()) {
+                    tracing::warn!(%step, "the clock was set: fetching every certificate anew");
+                    let certificates = Self {
+                        fetching,
+                        runtime: runtime.clone(),
+                        entries,
+                    };
+                    certificates.renew_all(spread);
+                }
+            }
+        });
+    }
+
+    /// How long to spread fetches over that fall due at once: so long, or, where certificates live shortly, as long as
+    /// makes no more of a rush than ten times the usual.
+    pub fn spread(&self, most: Duration) -> Duration {
+        most.min(self.fetching.config.ttl / 20)
     }
 
     /// The current certificate of `id`, fetched now if nobody asked before.
     ///
     /// Callers that ask at the same time share one fetch. While an identity is
-    /// unavailable, callers learn why at once instead of waiting for the next try.
+    /// unavailable, callers learn why at once instead of waiting for the next try,
+    /// which their asking brings closer.
     pub async fn certificate(
         &self,
         id: &SpiffeId,
     ) -> Result<Arc<WorkloadCertificate>, CertificateError> {
         let mut state = self.watch(id, Demand::Waiting);
         let settled = state
-            .wait_for(|state| !matches!(state, CertificateState::Initializing))
+            .wait_for(|state| self.is_settled(state))
             .await
             .map_err(|_| CertificateError::Forgotten(id.clone()))?;
-        match &*settled {
+        let refusal = match &*settled {
             CertificateState::Available {
                 certificate,
                 renewal_failure,
@@ -213,16 +260,34 @@ impl Certificates {
                 if certificate.not_after() > (self.fetching.clock)() {
                     return Ok(Arc::clone(certificate));
                 }
-                Err(CertificateError::Expired {
+                CertificateError::Expired {
                     identity: id.clone(),
                     reason: match renewal_failure {
                         Some(failure) => failure.to_string(),
                         None => "renewal is under way".into(),
                     },
-                })
+                }
             }
-            CertificateState::Unavailable(error) => Err(error.clone()),
-            CertificateState::Initializing => Err(CertificateError::Forgotten(id.clone())),
+            CertificateState::Unavailable(error) => error.clone(),
+            CertificateState::Initializing => CertificateError::Forgotten(id.clone()),
+        };
+        drop(settled);
+        if let Some(entry) = self.entries.read().get(id) {
+            entry.waiting.notify_one();
+        }
+        Err(refusal)
+    }
+
+    /// Whether there is an answer for those who wait. A certificate that ran out between two renewals, as when the clock
+    /// was set, is none: its successor, or why there is none, is on its way.
+    fn is_settled(&self, state: &CertificateState) -> bool {
+        match state {
+            CertificateState::Initializing => false,
+            CertificateState::Available {
+                certificate,
+                renewal_failure,
+            } => renewal_failure.is_some() || certificate.not_after() > (self.fetching.clock)(),
+            CertificateState::Unavailable(_) => true,
         }
     }
 

@@ -12,6 +12,7 @@ pub mod fuzzing;
 mod reason;
 
 use std::sync::{Arc, LazyLock};
+use std::time::SystemTime;
 
 use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -27,7 +28,7 @@ use rustls::{
 use spiffe::SpiffeId;
 
 pub use self::reason::handshake_reason;
-use crate::certificate::{parse, sole_spiffe_id};
+use crate::certificate::{parse, sole_spiffe_id, validity};
 use crate::path::{self, Presented, Trust};
 use crate::{PeerRole, Revocation, RevocationList, Standing, WorkloadCertificate};
 
@@ -197,15 +198,18 @@ pub fn authenticated_peer(connection: &CommonState) -> Result<SpiffeId, TlsError
         .ok_or(TlsError::NoPeerIdentity)
 }
 
-/// Registers the peer of a finished handshake with the revocation that `certificate`, our own, is kept by. To be kept
-/// for as long as the connection lives.
+/// Registers the peer of a finished handshake with the revocation that `certificate`, our own, is kept by, and notes
+/// when either end's certificate expires. To be kept for as long as the connection lives.
 pub fn standing(
     connection: &CommonState,
     certificate: &WorkloadCertificate,
     peer: PeerRole,
 ) -> Standing {
+    let theirs = connection.peer_certificates().and_then(peer_not_after);
+    let own = certificate.not_after();
+    let end = theirs.map_or(own, |theirs| own.min(theirs));
     let Some(revocation) = certificate.revocation() else {
-        return Standing::unconditional();
+        return Standing::unconditional().until(end);
     };
     // The handshake proved that a path holds and told nobody which.
     let path = connection
@@ -215,7 +219,12 @@ pub fn standing(
             let verifier = ChainVerifier::of(certificate);
             path::find(presented, &verifier.trust(peer, None), UnixTime::now()).ok()
         });
-    revocation.admit(peer, path)
+    revocation.admit(peer, path).until(end)
+}
+
+fn peer_not_after(certificates: &[CertificateDer<'_>]) -> Option<SystemTime> {
+    let leaf = parse(certificates.first()?).ok()?;
+    Some(validity(&leaf).1)
 }
 
 /// The refusal inside a failed handshake's error, if it was about the identity.

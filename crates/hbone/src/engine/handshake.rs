@@ -3,6 +3,7 @@
 
 use std::io::{self, Read as _};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use identity::{PeerRole, Standing, WorkloadCertificate, tls};
 use spiffe::SpiffeId;
@@ -25,6 +26,13 @@ pub(crate) struct Secured<T> {
     pub(super) secrets: Secrets,
     /// What was read beyond the handshake.
     pub(super) rest: Vec<u8>,
+}
+
+impl<T> Secured<T> {
+    /// When the first certificate of the two ends expires.
+    pub(crate) fn valid_until(&self) -> Option<SystemTime> {
+        self.standing.valid_until()
+    }
 }
 
 /// The opening end, on behalf of the workload whose certificate the configuration shows.

@@ -114,7 +114,7 @@ impl Server {
             connection,
             io,
             keepalive,
-            drain: draining(drain),
+            drain: draining(drain, standing.valid_until()),
             standing,
             tasks: JoinSet::new(),
         };

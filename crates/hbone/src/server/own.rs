@@ -7,12 +7,11 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use http::{Request, StatusCode};
-use identity::tls;
+use identity::{BoxFuture, tls};
 use tokio::net::TcpStream;
-use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::{Answer, Handler, Incoming, Peer, draining, report};
+use super::{Answer, Handler, Incoming, Peer, report};
 use crate::engine::link::Link;
 use crate::engine::stream::OwnStream;
 use crate::engine::tunnel::{Driver, Next};
@@ -37,9 +36,8 @@ pub(super) async fn serve<H: Handler>(
     link: Link,
     peer: Peer,
     handler: Arc<H>,
-    drain: watch::Receiver<bool>,
+    mut drain: BoxFuture<'static, ()>,
 ) -> Result<(), ServeError> {
-    let mut drain = draining(drain);
     let mut tasks = JoinSet::new();
     let outcome = loop {
         let next = poll_fn(|cx| {

@@ -3,13 +3,18 @@
 //!
 //! In: an identity, an authority and a clock. Out: states on a watch channel. It
 //! knows nothing of other identities except that they share the authority's slots.
+//!
+//! No clock is relied on alone: the time of day may be set, and the time since boot stands still while a machine sleeps.
+//! What comes first counts.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rand::RngExt;
 use spiffe::SpiffeId;
+use time::OffsetDateTime;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::Instant;
 
 use super::{CertificateState, Clock, Config};
 use crate::certificate::{csr, generate_key};
@@ -57,40 +62,48 @@ impl Keeper {
 
             let now = (self.fetching.clock)();
             let jitter = rand::rng().random_range(-1.0..=1.0);
-            let renew_at = match fetched.and_then(|fresh| self.usable(fresh, now)) {
+            held = held.filter(|certificate| certificate.not_after() > now);
+            let pause = match fetched.and_then(|fresh| usable(fresh, held.as_deref(), now)) {
                 Ok(fresh) => {
-                    let renew_at = fresh.refresh_at(now, jitter);
+                    let life = fresh.refresh_after(now, jitter);
                     self.publish_available(&fresh, None);
+                    let early = fresh.not_before() > now;
+                    if early {
+                        tracing::warn!(
+                            identity = %self.identity,
+                            not_before = ?fresh.not_before(),
+                            "the certificate is not valid yet by this machine's clock, which others may not share"
+                        );
+                    }
                     held = Some(fresh);
-                    if renew_at > now {
-                        failures = 0;
-                        renew_at
-                    } else {
-                        // Due again at once: the authority's clock or its answer is odd. Ask
-                        // again, but not in a tight loop.
+                    if early || life.is_zero() {
+                        // The authority's clock or ours is odd. Ask again, but not in a tight loop.
                         failures += 1;
-                        now + backoff(&self.fetching.config, failures, jitter)
+                        backoff(&self.fetching.config, failures, jitter)
+                    } else {
+                        failures = 0;
+                        life
                     }
                 }
                 Err(error) => {
                     failures += 1;
                     tracing::warn!(identity = %self.identity, %error, failures, "no new certificate");
-                    let retry_at = now + backoff(&self.fetching.config, failures, jitter);
-                    held = held.filter(|certificate| certificate.not_after() > now);
+                    let pause = backoff(&self.fetching.config, failures, jitter);
                     match &held {
                         Some(certificate) => {
                             self.publish_available(certificate, Some(error));
-                            retry_at.min(certificate.not_after())
+                            let left = certificate.not_after().duration_since(now);
+                            before_the_end(pause, left.unwrap_or_default(), &self.fetching.config)
                         }
                         None => {
                             self.publish
                                 .send_replace(CertificateState::Unavailable(error));
-                            retry_at
+                            pause
                         }
                     }
                 }
             };
-            self.sleep_until(renew_at).await;
+            self.sleep(now, pause).await;
         }
     }
 
@@ -145,21 +158,6 @@ impl Keeper {
         }))
     }
 
-    /// A certificate that has run out already must not replace one that has not.
-    fn usable(
-        &self,
-        fresh: Arc<WorkloadCertificate>,
-        now: SystemTime,
-    ) -> Result<Arc<WorkloadCertificate>, CertificateError> {
-        if fresh.not_after() > now {
-            return Ok(fresh);
-        }
-        Err(CertificateError::Expired {
-            identity: self.identity.clone(),
-            reason: "the authority issued one that had expired already".into(),
-        })
-    }
-
     fn publish_available(
         &self,
         certificate: &Arc<WorkloadCertificate>,
@@ -171,20 +169,73 @@ impl Keeper {
         });
     }
 
-    async fn sleep_until(&mut self, mut due: SystemTime) {
-        while let Ok(left) = due.duration_since((self.fetching.clock)())
-            && !left.is_zero()
-        {
+    /// Sleeps until `pause` after `now` by either clock, or until somebody needs the next fetch earlier.
+    async fn sleep(&mut self, now: SystemTime, pause: Duration) {
+        let slept = Instant::now();
+        let mut due = Due {
+            by_day: now + pause,
+            by_boot: slept + pause,
+        };
+        while let Some(left) = due.left((self.fetching.clock)(), Instant::now()) {
             tokio::select! {
                 () = tokio::time::sleep(left.min(CLOCK_CHECK)) => {}
                 Ok(()) = self.renewal.changed() => {
                     let spread = *self.renewal.borrow_and_update();
                     let pause = spread.mul_f64(rand::rng().random_range(0.0..=1.0));
-                    due = due.min((self.fetching.clock)() + pause);
+                    due.by_boot = due.by_boot.min(Instant::now() + pause);
+                }
+                () = self.waiting.notified() => {
+                    due.by_boot = due.by_boot.min(slept + self.fetching.config.pause_if_needed);
                 }
             }
         }
     }
+}
+
+/// When the next fetch is due, by the time of day and by the time since boot.
+struct Due {
+    by_day: SystemTime,
+    by_boot: Instant,
+}
+
+impl Due {
+    /// How long until the first of them; nothing once it is there.
+    fn left(&self, day: SystemTime, boot: Instant) -> Option<Duration> {
+        let by_day = self.by_day.duration_since(day).unwrap_or_default();
+        let by_boot = self.by_boot.saturating_duration_since(boot);
+        Some(by_day.min(by_boot)).filter(|left| !left.is_zero())
+    }
+}
+
+/// What is worse than what is held must not replace it: a certificate that has run out already, or one that nobody
+/// takes yet while the old one is good.
+fn usable(
+    fresh: Arc<WorkloadCertificate>,
+    held: Option<&WorkloadCertificate>,
+    now: SystemTime,
+) -> Result<Arc<WorkloadCertificate>, CertificateError> {
+    if fresh.not_after() <= now {
+        let end = OffsetDateTime::from(fresh.not_after());
+        return Err(CertificateError::Expired {
+            identity: fresh.identity().clone(),
+            reason: format!(
+                "by this machine's clock, the one that the authority issued just now expired on {end}; do their clocks \
+                 differ?"
+            ),
+        });
+    }
+    if fresh.not_before() > now && held.is_some_and(|held| held.not_before() <= now) {
+        return Err(CertificateError::NotYetValid {
+            identity: fresh.identity().clone(),
+            not_before: fresh.not_before().into(),
+        });
+    }
+    Ok(fresh)
+}
+
+/// The closer the end of what is held, the sooner the next try: the last one must not be missed by a long pause.
+fn before_the_end(pause: Duration, left: Duration, config: &Config) -> Duration {
+    pause.min((left / 4).max(config.backoff_min)).min(left)
 }
 
 /// The pause after the `failures`-th failure in a row: doubled each time, capped,
@@ -202,6 +253,40 @@ fn backoff(config: &Config, failures: u32, jitter: f64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_fetch_is_due_by_the_clock_that_comes_first() {
+        const MINUTE: Duration = Duration::from_secs(60);
+        let (day, boot) = (SystemTime::UNIX_EPOCH + 1000 * MINUTE, Instant::now());
+        let due = Due {
+            by_day: day + MINUTE,
+            by_boot: boot + MINUTE,
+        };
+        for (day, boot, expected) in [
+            (day, boot, Some(MINUTE)),
+            // Set forward, set back, set back long ago.
+            (day + MINUTE, boot, None),
+            (day - 60 * MINUTE, boot, Some(MINUTE)),
+            (day - 60 * MINUTE, boot + MINUTE, None),
+        ] {
+            assert_eq!(due.left(day, boot), expected, "{day:?}, {boot:?}");
+        }
+    }
+
+    #[test]
+    fn tries_come_closer_together_towards_the_end_of_what_is_held() {
+        let config = Config::default();
+        let second = Duration::from_secs;
+        for (pause, left, expected) in [
+            (second(30), second(3600), second(30)),
+            (second(30), second(40), second(10)),
+            (second(30), second(2), second(1)),
+            (second(30), second(0), second(0)),
+            (second(1), second(3600), second(1)),
+        ] {
+            assert_eq!(before_the_end(pause, left, &config), expected);
+        }
+    }
 
     #[test]
     fn backoff_doubles_up_to_its_cap_and_is_spread() {

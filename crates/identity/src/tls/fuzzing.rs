@@ -60,6 +60,6 @@ pub fn answer(chain: &[String], key: &str) {
         WorkloadCertificate::from_pem(Some(certificate.identity()), &again, key)
             .expect("what was read can be read again");
         let _ = (certificate.chain(), certificate.root_chain());
-        let _ = certificate.refresh_at(certificate.not_before(), 1.0);
+        let _ = certificate.refresh_after(certificate.not_before(), 1.0);
     }
 }
