@@ -253,7 +253,8 @@ fn machine(programs: &Path) -> Result<Machine> {
         processor: named.map_or("unnamed", |(_, name)| name.trim()).into(),
         cpus: std::thread::available_parallelism()?.get(),
         memory_gib: kib / f64::from(1 << 20),
-        kernel: kernel.trim().into(),
+        // What distributions and hosters append says nothing to others.
+        kernel: kernel.trim().split('-').next().unwrap_or_default().into(),
         profile: profile.unwrap_or("unknown").into(),
     })
 }
