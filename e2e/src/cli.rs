@@ -24,7 +24,7 @@ use crate::launch::{Launch, Surroundings};
 use crate::link::Terms;
 use crate::namespaces::Joining;
 use crate::sniff::{Capture, Limits, Show};
-use crate::state::{StateDir, process_start};
+use crate::state::{Disks, StateDir, process_start};
 use crate::topology::{Cluster, Layout, Node, Place};
 use crate::traffic::client::{Conversation, converse};
 use crate::traffic::server::{Service, serve};
@@ -424,6 +424,7 @@ fn start(environment: &Environment, name: &str, up: &Up) -> Result<ExitCode> {
         manifests,
         layout: up.layout,
         keep: up.keep,
+        disks: Disks::Shared,
     };
     let mut lab = Lab::start(environment, &options, |line| eprintln!("  {line}"))?;
     let _link = up.link.as_ref().map(|terms| lab.link(terms)).transpose()?;
@@ -499,7 +500,8 @@ fn enter_lab(options: &LabOptions) -> Result<ExitCode> {
             .arg(&options.state)
             .arg("--bin-dir")
             .arg(&options.bin_dir)
-            .args(["--layout", options.layout.name()]);
+            .args(["--layout", options.layout.name()])
+            .args(["--disks", options.disks.name()]);
         if let Some(folder) = &options.manifests {
             command.arg("--manifests").arg(folder);
         }

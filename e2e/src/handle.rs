@@ -26,7 +26,7 @@ pub use self::sniffing::Sniffing;
 use crate::environment::Environment;
 use crate::lab::Message;
 use crate::lab::container::Programs;
-use crate::state::StateDir;
+use crate::state::{Disks, StateDir};
 use crate::topology::{Layout, Node};
 
 /// How to start a lab.
@@ -39,6 +39,7 @@ pub struct Start {
     pub manifests: Option<PathBuf>,
     pub layout: Layout,
     pub keep: bool,
+    pub disks: Disks,
 }
 
 /// A running lab. It ends when this is dropped, or with this process.
@@ -82,7 +83,8 @@ impl Lab {
             .arg(state.root())
             .arg("--bin-dir")
             .arg(&start.bin_dir)
-            .args(["--layout", start.layout.name()]);
+            .args(["--layout", start.layout.name()])
+            .args(["--disks", start.disks.name()]);
         if let Some(folder) = &start.manifests {
             command.arg("--manifests").arg(folder);
         }
@@ -103,7 +105,7 @@ impl Lab {
             name: start.name.clone(),
             executable: start.executable.clone(),
         };
-        let lab = Self {
+        let mut lab = Self {
             access,
             process,
             lifeline,
@@ -112,7 +114,11 @@ impl Lab {
             let line = line.context("the lab's output")?;
             match serde_json::from_str(&line) {
                 Ok(Message::Progress { text }) => watch(&text),
-                Ok(Message::Ready) => return Ok(lab),
+                Ok(Message::Ready) => {
+                    let state = lab.access.state.clone();
+                    lab.access.state = state.from_outside(&lab.access.state.read_record()?);
+                    return Ok(lab);
+                }
                 Ok(Message::Failed { error }) => bail!("{error}"),
                 Err(_) => watch(&line),
             }
@@ -213,6 +219,7 @@ pub struct Shared {
     layout: Layout,
     /// Makes a manifest that is applied before anything starts.
     changes: Option<fn() -> String>,
+    disks: Disks,
     lab: OnceLock<Result<Lab, String>>,
 }
 
@@ -229,6 +236,19 @@ impl Shared {
             executable,
             layout,
             changes: None,
+            disks: Disks::Shared,
+            lab: OnceLock::new(),
+        }
+    }
+
+    /// The same, where disks are soon full.
+    pub const fn on_small_disks(file: &'static str, executable: &'static str) -> Self {
+        Self {
+            file,
+            executable,
+            layout: Layout::OneCluster,
+            changes: None,
+            disks: Disks::Small,
             lab: OnceLock::new(),
         }
     }
@@ -244,6 +264,7 @@ impl Shared {
             executable,
             layout: Layout::OneCluster,
             changes: Some(changes),
+            disks: Disks::Shared,
             lab: OnceLock::new(),
         }
     }
@@ -280,6 +301,7 @@ impl Shared {
             manifests,
             layout: self.layout,
             keep: false,
+            disks: self.disks,
         };
         Lab::start(&environment, &start, |_progress| {})
     }

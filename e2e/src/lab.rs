@@ -29,7 +29,7 @@ use crate::lab::control_plane::ControlPlane;
 use crate::lab::kubelet::Kubelet;
 use crate::lab::resolver::Resolver;
 use crate::lifeline::input_ended;
-use crate::state::{LabRecord, StateDir, process_start, write_json};
+use crate::state::{Disks, LabRecord, StateDir, process_start, write_json};
 use crate::tokens::TokenIssuer;
 use crate::topology::{Cluster, Layout};
 use crate::{launch, manifests, namespaces, network};
@@ -55,6 +55,9 @@ pub struct LabOptions {
     /// Leave the state directory behind
     #[arg(long)]
     pub keep: bool,
+    /// Where its files lie
+    #[arg(long, value_enum, default_value = "shared")]
+    pub disks: Disks,
 }
 
 /// What the lab process tells whoever started it.
@@ -103,6 +106,14 @@ fn live(options: &LabOptions) -> Result<()> {
     let state = StateDir::at(options.state.clone())?;
     let _lock = state.lock()?;
     state.create(options.layout)?;
+    let disks = match options.disks {
+        Disks::Shared => vec![],
+        Disks::Small => state.small_disks(),
+    };
+    for disk in &disks {
+        crate::environment::private_directory(disk)?;
+        namespaces::mount_small_disk(disk)?;
+    }
     write_hosts(&state)?;
     namespaces::mount_hosts(&state.hosts())?;
     resolver::write_of_nodes(&state.resolv_conf())?;
@@ -122,6 +133,7 @@ fn live(options: &LabOptions) -> Result<()> {
         executable: std::env::current_exe().context("the path of this program")?,
         bin_dir: options.bin_dir.clone(),
         layout: options.layout,
+        disks: options.disks,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -129,6 +141,9 @@ fn live(options: &LabOptions) -> Result<()> {
         .context("a runtime")?;
     let outcome =
         runtime.block_on(tokio::task::LocalSet::new().run_until(operate(options, &state, &record)));
+    for disk in &disks {
+        namespaces::unmount_small_disk(disk)?;
+    }
     // What runs in the lab ends with this process; its files stay only if somebody wants them.
     if !options.keep && !state.keep().exists() && outcome.is_ok() {
         std::fs::remove_dir_all(state.root()).or_else(|_| remove_what_is_not_bound(&state))?;

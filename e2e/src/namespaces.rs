@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus};
 
 use anyhow::{Context as _, Result, bail};
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, setns, unshare};
 use rustix::thread::CapabilitySet;
 
@@ -74,6 +74,27 @@ fn mount_privately() -> nix::Result<()> {
 pub fn mount_proc() -> nix::Result<()> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>)
+}
+
+/// Puts a small disk of its own in the place of a directory, in the lab's mount namespace.
+pub fn mount_small_disk(directory: &Path) -> Result<()> {
+    mount(
+        Some("small-disk"),
+        directory,
+        Some("tmpfs"),
+        MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC,
+        Some(SMALL_DISK),
+    )
+    .with_context(|| format!("cannot mount a small disk at {}", directory.display()))
+}
+
+/// Enough for what a test writes there, and soon full.
+const SMALL_DISK: &str = "size=8m,mode=0700";
+
+/// Takes a small disk away, whoever still has files of it open.
+pub fn unmount_small_disk(directory: &Path) -> Result<()> {
+    umount2(directory, MntFlags::MNT_DETACH)
+        .with_context(|| format!("cannot unmount {}", directory.display()))
 }
 
 /// Puts the lab's hosts file where the resolver looks.

@@ -87,6 +87,25 @@ impl StateDir {
         self.root.join(self.cluster.file("in-force"))
     }
 
+    /// What has a disk of its own where disks are small.
+    pub fn small_disks(&self) -> Vec<PathBuf> {
+        let pods = Node::ALL.map(|node| self.node(node).join("istio-cni").join("pods"));
+        let others = [self.logs(), self.manifests().join(".status")];
+        others.into_iter().chain(pods).collect()
+    }
+
+    /// The same from outside of a lab, whose disks show in its own mount namespace only.
+    pub fn from_outside(self, lab: &LabRecord) -> Self {
+        let root = match lab.disks {
+            Disks::Shared => self.root,
+            Disks::Small => {
+                let inside = self.root.strip_prefix("/").unwrap_or(&self.root);
+                PathBuf::from(format!("/proc/{}/root", lab.pid)).join(inside)
+            }
+        };
+        Self { root, ..self }
+    }
+
     pub fn logs(&self) -> PathBuf {
         self.root.join("logs")
     }
@@ -279,6 +298,29 @@ pub struct LabRecord {
     pub bin_dir: PathBuf,
     #[serde(default)]
     pub layout: Layout,
+    #[serde(default)]
+    pub disks: Disks,
+}
+
+/// Where the files of a lab lie.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Disks {
+    /// All on the machine's own.
+    #[default]
+    Shared,
+    /// What daemons write again and again, each on a disk of its own that is soon full.
+    Small,
+}
+
+impl Disks {
+    /// As the command line has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Shared => "shared",
+            Self::Small => "small",
+        }
+    }
 }
 
 /// What the runtime knows of a pod.

@@ -46,6 +46,7 @@ fn start() -> Result<Lab> {
         manifests: Some(manifests.path().to_owned()),
         layout: Layout::OneCluster,
         keep: false,
+        disks: Default::default(),
     };
     let lab = Lab::start(&environment, &start, |_progress| {})?;
     // Without certificates at hand connections take the tunnel, which is right and not what is tested here.

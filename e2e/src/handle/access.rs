@@ -31,7 +31,7 @@ impl Access {
         let state = StateDir::of_lab(&environment.state_root()?, name)?;
         let record = state.read_record()?;
         Ok(Self {
-            state,
+            state: state.from_outside(&record),
             name: name.into(),
             executable: record.executable,
         })

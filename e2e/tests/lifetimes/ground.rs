@@ -97,6 +97,7 @@ fn start() -> Result<(Lab, Mutex<Ca>)> {
         manifests: Some(manifests.path().to_owned()),
         layout: Layout::OneCluster,
         keep: false,
+        disks: Default::default(),
     };
     let lab = Lab::start(&environment, &start, |_progress| {})?;
     // The control plane of these tests has a clock of its own, too, and an authority whose root's key we know.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use e2e::environment::Environment;
 use e2e::handle::{Lab, Start, eventually, proxy_of};
+use e2e::state::Disks;
 use e2e::topology::{Layout, Node};
 use serde_json::Value;
 
@@ -61,6 +62,7 @@ fn start() -> Result<Lab> {
         manifests: Some(manifests.path().to_owned()),
         layout: Layout::OneCluster,
         keep: false,
+        disks: Disks::Shared,
     };
     Lab::start(&environment, &start, |_progress| {})
 }

@@ -107,6 +107,7 @@ impl Ground {
             manifests: Some(manifests.path().to_owned()),
             layout: Layout::OneCluster,
             keep: false,
+            disks: Default::default(),
         };
         let lab = Lab::start(environment, &start, |line| eprintln!("  {name}: {line}"))?;
         for namespace in ["direct", "culvert", "shortcut", "envoy"] {

@@ -91,7 +91,9 @@ impl PodLife {
             let attempt = self.shared.runtimes[&self.node].add(&self.name, &self.uid);
             match attempt.await {
                 Ok(sandbox) => return Some(Ground::Own(sandbox)),
-                Err(error) => self.report(None, &[], Phase::Pending, Some(format!("{error:#}"))),
+                Err(error) => {
+                    self.report(None, &[], Phase::Pending, Some(format!("{error:#}")));
+                }
             }
             tokio::select! {
                 () = tokio::time::sleep(backoff) => {}
@@ -249,6 +251,7 @@ impl PodLife {
         };
         let netns = self.netns(ground);
         let mut complaint = None;
+        let mut written = true;
         loop {
             let mut changed = false;
             for container in containers.iter_mut() {
@@ -264,8 +267,9 @@ impl PodLife {
                     .map(|why| format!("container {}: {why}", container.name));
             }
             let ready = containers.iter().all(|container| container.ready);
-            if changed || !ready {
-                self.report(Some(ground), containers, Phase::Running, complaint.clone());
+            // What could not be written, as on a full disk, is written again.
+            if changed || !ready || !written {
+                written = self.report(Some(ground), containers, Phase::Running, complaint.clone());
             }
             tokio::time::sleep(if ready {
                 PROBE_READY_EVERY
@@ -360,20 +364,22 @@ impl PodLife {
         }
     }
 
-    /// Writes the pod's status into the cluster and the lab's record of it.
+    /// Writes the pod's status into the cluster and the lab's record of it; true if both are written.
     fn report(
         &self,
         ground: Option<&Ground>,
         containers: &[Running],
         phase: Phase,
         message: Option<String>,
-    ) {
+    ) -> bool {
         let ready = !containers.is_empty() && containers.iter().all(|container| container.ready);
-        if let Err(error) = self.write_status(ground, ready, phase, message.as_deref()) {
+        let status = self.write_status(ground, ready, phase, message.as_deref());
+        if let Err(error) = &status {
             progress(format!("{}: cannot write its status: {error:#}", self.name));
         }
-        self.record(ground, containers, phase, message);
+        let recorded = self.record(ground, containers, phase, message);
         self.shared.set_ready(&self.name, &self.uid, ready);
+        status.is_ok() && recorded
     }
 
     fn write_status(
@@ -434,7 +440,7 @@ impl PodLife {
         containers: &[Running],
         phase: Phase,
         message: Option<String>,
-    ) {
+    ) -> bool {
         let record = PodRecord {
             pod: self.name.clone(),
             uid: self.uid.clone(),
@@ -446,8 +452,10 @@ impl PodLife {
             phase,
             message,
         };
-        if let Err(error) = write_json(&self.shared.state.pod_record(&self.name), &record) {
+        let written = write_json(&self.shared.state.pod_record(&self.name), &record);
+        if let Err(error) = &written {
             progress(format!("{}: cannot write its record: {error:#}", self.name));
         }
+        written.is_ok()
     }
 }
