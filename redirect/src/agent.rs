@@ -12,10 +12,12 @@
 mod arrivals;
 mod departures;
 mod look;
+mod search;
 mod steps;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,16 +31,18 @@ use tracing::{error, info, warn};
 use crate::cluster_view;
 use crate::memory::{Memory, Sandbox};
 use crate::nftables::Members;
+use crate::pairing::{self, Found};
 use crate::plan::Families;
 use crate::plugin_api::{DelRequest, GcRequest};
 use crate::plugin_server::Question;
 use crate::program;
 use crate::rules::Table;
-use crate::state::{State, Step};
+use crate::state::{State, Step, Wish};
 use crate::zds_link::{Wanted, WantedPod};
 use crate::zds_server::Answers;
 use arrivals::Waiting;
 use departures::Leaving;
+use search::Search;
 
 /// Everything that the loop works with.
 #[derive(Debug)]
@@ -73,6 +77,8 @@ struct Agent {
     members: Option<Members>,
     waiting: Vec<Waiting>,
     leaving: Vec<Leaving>,
+    /// The last look for sandboxes that were not announced.
+    searched: Option<Search>,
     /// What is wrong with the cluster's objects, as far as it has been logged.
     reported: BTreeSet<Problem>,
     started: Started,
@@ -95,6 +101,7 @@ pub async fn run(parts: Parts, drain: DrainSignal) {
         members: None,
         waiting: Vec::new(),
         leaving: Vec::new(),
+        searched: None,
         reported: BTreeSet::new(),
         started: Started::No,
         asked: Instant::now(),
@@ -134,7 +141,7 @@ impl Agent {
     async fn reopen(&mut self) {
         let remembered: Vec<_> = self.parts.state.sandboxes().cloned().collect();
         for sandbox in remembered {
-            match open(&self.parts.host_root, &sandbox).await {
+            match self.open(&sandbox) {
                 Ok(netns) => {
                     self.netns.insert(sandbox.uid.clone(), netns);
                 }
@@ -223,9 +230,19 @@ impl Agent {
                 let found = self.check(&request).await;
                 _ = reply.send(found);
             }
-            Question::Del(DelRequest { container_id }, reply) => {
-                let gone = self.forget_sandboxes(|sandbox| {
-                    sandbox.container_id.as_deref() == Some(&container_id)
+            Question::Del(request, reply) => {
+                let DelRequest {
+                    container_id,
+                    netns,
+                } = request;
+                let netns = netns.and_then(|path| {
+                    let path = host_path(&self.parts.host_root, path.as_ref());
+                    Some(Netns::open(path).ok()?.id())
+                });
+                let gone = self.forget_sandboxes(|sandbox| match &sandbox.container_id {
+                    Some(known) => *known == container_id,
+                    // It was found among the processes.
+                    None => Some(sandbox.netns_id()) == netns,
                 });
                 self.leaving.push(Leaving::new(gone, reply));
             }
@@ -253,6 +270,7 @@ impl Agent {
         let answers = self.parts.answers.borrow_and_update().clone();
         self.parts.state.answers_arrived(answers);
         self.welcome().await;
+        self.search().await;
         loop {
             self.asked = Instant::now();
             let Some(step) = self.parts.state.next(self.asked) else {
@@ -376,45 +394,62 @@ impl Agent {
         }
     }
 
+    /// The namespace of a remembered sandbox, if it still is the same one.
+    fn open(&self, sandbox: &Sandbox) -> Result<Netns, String> {
+        let path = host_path(&self.parts.host_root, &sandbox.netns);
+        let netns = Netns::open(&path)
+            .map_err(|cause| format!("network namespace {}: {cause}", path.display()))?;
+        if netns.id() != sandbox.netns_id() {
+            return Err(format!(
+                "network namespace {} is another one now",
+                path.display()
+            ));
+        }
+        self.claim(&sandbox.uid, &netns, &path, &sandbox.ips)?;
+        Ok(netns)
+    }
+
+    /// Whether a namespace is the pod's; in words why not.
+    fn claim(&self, uid: &str, netns: &Netns, path: &Path, ips: &[IpAddr]) -> Result<(), String> {
+        let held = netns
+            .addresses()
+            .map_err(|cause| format!("addresses of the pod: {cause}"))?;
+        let found = Found {
+            id: netns.id(),
+            held: &held,
+        };
+        let state = &self.parts.state;
+        let lives = |other: &Sandbox| match self.started {
+            Started::Yes => !matches!(state.wish(&other.uid), Wish::Gone | Wish::Ended),
+            // Nothing has been said of any pod.
+            Started::No => true,
+        };
+        // Only those whose namespaces are held open: ids of others may have been given out again.
+        let others = state
+            .sandboxes()
+            .map(|sandbox| &**sandbox)
+            .filter(|other: &&Sandbox| {
+                other.uid != uid && self.netns.contains_key(&other.uid) && lives(other)
+            });
+        pairing::check(found, self.parts.host.netns.id(), ips, others).map_err(|mismatch| {
+            metrics::counter!("redirect_wrong_namespaces_total", "reason" => mismatch.label())
+                .increment(1);
+            format!("network namespace {} {mismatch}", path.display())
+        })
+    }
+
     /// When to go on although nothing happens.
     fn wake(&self) -> Option<Instant> {
         let patience = self.waiting.iter().map(Waiting::gives_up_at);
         patience
             .chain(self.leaving.iter().map(Leaving::gives_up_at))
             .chain(self.parts.state.next_retry(self.asked))
+            .chain(self.searches_again_at())
             .min()
     }
 }
 
-/// The namespace of a remembered sandbox, if it still is the same one.
-async fn open(host_root: &std::path::Path, sandbox: &Sandbox) -> Result<Netns, String> {
-    let path = host_path(host_root, &sandbox.netns);
-    let netns = Netns::open(&path)
-        .map_err(|cause| format!("network namespace {}: {cause}", path.display()))?;
-    if netns.id() != sandbox.netns_id() {
-        return Err(format!(
-            "network namespace {} is another one now",
-            path.display()
-        ));
-    }
-    owns(&netns, sandbox)?;
-    Ok(netns)
-}
-
-/// A namespace that lacks an address of the pod is not the pod's.
-fn owns(netns: &Netns, sandbox: &Sandbox) -> Result<(), String> {
-    let held =
-        program::addresses(netns).map_err(|cause| format!("addresses of the pod: {cause}"))?;
-    match sandbox.ips.iter().find(|ip| !held.contains(ip)) {
-        Some(missing) => Err(format!(
-            "network namespace {} has no address {missing}",
-            sandbox.netns.display()
-        )),
-        None => Ok(()),
-    }
-}
-
-fn host_path(root: &std::path::Path, path: &std::path::Path) -> PathBuf {
+fn host_path(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 

@@ -307,6 +307,7 @@ fn del(environment: &BTreeMap<String, String>, stdin: &[u8]) {
     };
     let request = DelRequest {
         container_id: container_id.clone(),
+        netns: environment.get("CNI_NETNS").cloned(),
     };
     if let Ok(body) = serde_json::to_vec(&request) {
         _ = ask(

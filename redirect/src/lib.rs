@@ -3,7 +3,8 @@
 //!
 //! Pure: [`enroll`] decides who is in the mesh, [`plan`] what must hold in a pod (in the words of [`rules`]), [`state`]
 //! what the agent does next, [`zds_link`] what ztunnel is told next. [`nftables`], [`routes`] and [`conntrack`] talk to
-//! the kernel, [`program`] visits a namespace for them. [`agent`] is the daemon's loop, between [`plugin_server`] (the CNI plugin
+//! the kernel, [`program`] visits a namespace for them. [`pairing`] says whether a namespace is a pod's, [`processes`]
+//! finds those that nobody announced. [`agent`] is the daemon's loop, between [`plugin_server`] (the CNI plugin
 //! asks), [`zds_server`] (ztunnel answers) and [`memory`] (survives a restart). [`cni`] is the plugin.
 
 pub mod enroll;
@@ -28,5 +29,7 @@ pub mod agent;
 mod cluster_view;
 pub mod config;
 pub mod memory;
+pub mod pairing;
 pub mod plugin_server;
+pub mod processes;
 pub mod state;

@@ -78,6 +78,14 @@ async fn run(config: Config) -> anyhow::Result<()> {
         "redirect_captured_pods",
         "Pods of this node that are in the mesh.",
     );
+    metrics.describe(
+        "redirect_wrong_namespaces_total",
+        "Network namespaces that were refused because they are not those of the pods named with them.",
+    );
+    metrics.describe(
+        "redirect_sandboxes_found_total",
+        "Pods whose network namespace was found among the node's processes.",
+    );
     // Before anyone may ask, or the answer would be that nothing is missing.
     let readiness = Readiness::default();
     let ready = readiness.register("cluster state");

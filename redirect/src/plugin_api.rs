@@ -78,6 +78,9 @@ pub struct AddReply {
 pub struct DelRequest {
     #[serde(rename = "ContainerID")]
     pub container_id: String,
+    /// Its network namespace, for a sandbox whose container nobody told us of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns: Option<String>,
 }
 
 /// Every sandbox that the runtime still knows of.

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Programs a plan in a pod's or the node's network namespace, and asks a namespace whose it is.
+//! Programs a plan in a pod's or the node's network namespace.
 //!
 //! Each call is one visit by a thread of its own: netlink sockets belong to the namespace of the thread that opens
 //! them. Blocking.
 
-use std::collections::BTreeSet;
 use std::io;
-use std::net::IpAddr;
 
 use capture::Netns;
 use capture::contract::{MANGLE_TABLE, NAT_TABLE};
@@ -152,24 +150,6 @@ fn sync_probe_sets(families: Families, members: &Members) -> Result<Changed, Nft
         changed = Changed::Yes;
     }
     Ok(changed)
-}
-
-/// The addresses that interfaces inside the namespace hold.
-pub fn addresses(netns: &Netns) -> io::Result<BTreeSet<IpAddr>> {
-    let found = netns.enter(nix::ifaddrs::getifaddrs)??;
-    Ok(found
-        .filter_map(|interface| {
-            let address = interface.address?;
-            let v4 = address
-                .as_sockaddr_in()
-                .map(|address| IpAddr::V4(address.ip()));
-            v4.or_else(|| {
-                address
-                    .as_sockaddr_in6()
-                    .map(|address| IpAddr::V6(address.ip()))
-            })
-        })
-        .collect())
 }
 
 fn visit<T: Send + 'static>(

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use capture::NetnsId;
 
-use crate::enroll::{Candidate, Enrolment, Labels, Settings, enrolment};
+use crate::enroll::{Candidate, Enrolment, Labels, Network, Settings, enrolment};
 use crate::memory::Sandbox;
 use crate::nftables::Members;
 use crate::plan::{Dns, Families, PodOptions, PodPlan, Reach, pod_plan, reduced_plan};
@@ -164,6 +164,13 @@ impl State {
         self.sandboxes.insert(uid, Arc::new(sandbox));
     }
 
+    /// A sandbox was found that nobody announced to this agent; rules may be in it.
+    pub fn sandbox_found(&mut self, sandbox: Sandbox) {
+        let uid = sandbox.uid.clone();
+        self.failures.remove(&uid);
+        self.sandboxes.insert(uid, Arc::new(sandbox));
+    }
+
     /// What is remembered of a sandbox has changed.
     pub fn sandbox_noted(&mut self, sandbox: Arc<Sandbox>) {
         self.sandboxes.insert(sandbox.uid.clone(), sandbox);
@@ -283,6 +290,22 @@ impl State {
 
     pub fn sandboxes(&self) -> impl Iterator<Item = &Arc<Sandbox>> {
         self.sandboxes.values()
+    }
+
+    /// Pods that are, or were, for the mesh and run somewhere on this node, nobody has said where.
+    pub fn unplaced(&self) -> impl Iterator<Item = &Pod> {
+        self.pods.values().filter(|pod| {
+            let uid = &pod.uid;
+            let ours = match self.wish(uid) {
+                Wish::Captured(_) => true,
+                Wish::Released(_) => self.annotated.get(uid).copied().flatten().is_some(),
+                Wish::Ended | Wish::Gone => false,
+            };
+            ours && pod.network == Network::Own
+                && !pod.ips.is_empty()
+                && !self.sandboxes.contains_key(uid)
+                && !self.torn_down.contains(uid)
+        })
     }
 
     /// Is there a pod of this name on this node?

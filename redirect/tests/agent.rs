@@ -31,6 +31,8 @@ const PLAIN_NAMESPACE: &str = "apiVersion: v1\nkind: Namespace\nmetadata: {name:
 struct Lab {
     pair: Pair,
     folder: tempfile::TempDir,
+    /// Where the agent looks for the node's files.
+    host_root: PathBuf,
     agent: Option<Child>,
 }
 
@@ -45,6 +47,7 @@ impl Lab {
         let mut lab = Self {
             pair: Pair::new(),
             folder: tempfile::tempdir().unwrap(),
+            host_root: "/".into(),
             agent: None,
         };
         std::fs::create_dir(lab.manifests()).unwrap();
@@ -69,12 +72,32 @@ impl Lab {
     }
 
     fn apply_pod(&self, uid: &str) {
+        self.apply_pod_with("web", json!({"uid": uid}), json!({}));
+    }
+
+    fn apply_pod_with(&self, name: &str, mut metadata: Value, status: Value) {
+        metadata["name"] = name.into();
+        metadata["namespace"] = "shop".into();
         let pod = json!({
-            "apiVersion": "v1", "kind": "Pod",
-            "metadata": {"name": "web", "namespace": "shop", "uid": uid},
+            "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": status,
             "spec": {"nodeName": "a", "serviceAccountName": "clerk", "containers": [{"name": "web", "image": "web"}]},
         });
-        self.apply("pod.json", &pod.to_string());
+        self.apply(&format!("pod-{name}.json"), &pod.to_string());
+    }
+
+    /// A process in a namespace, of the pod that its cgroup is named after, as the node's /proc shows it.
+    fn show_process(&self, pid: u32, uid: &str, started: u32, netns: &Netns) {
+        use std::os::fd::{AsFd, AsRawFd};
+        let folder = self.folder.path().join(format!("host/proc/{pid}"));
+        std::fs::create_dir_all(folder.join("ns")).unwrap();
+        let cgroup =
+            format!("0::/kubepods.slice/kubepods-pod{uid}.slice/cri-containerd-c1.scope\n");
+        std::fs::write(folder.join("cgroup"), cgroup).unwrap();
+        let stat = format!("{pid} (web) S 1 7 7 0 -1 4 1 2 3 4 5 6 7 8 20 0 1 0 {started} 9\n");
+        std::fs::write(folder.join("stat"), stat).unwrap();
+        let fd = netns.as_fd().as_raw_fd();
+        let way = format!("/proc/{}/fd/{fd}", std::process::id());
+        std::os::unix::fs::symlink(way, folder.join("ns/net")).unwrap();
     }
 
     fn start_agent(&mut self) {
@@ -99,6 +122,7 @@ impl Lab {
                 "--release-deadline=2",
             ])
             .arg(format!("--run-dir={}", self.run_dir().display()))
+            .arg(format!("--host-root={}", self.host_root.display()))
             .arg(format!(
                 "--ztunnel-socket={}",
                 self.folder.path().join("zds.sock").display()
@@ -139,6 +163,10 @@ impl Lab {
 
     /// Calls the plugin as a runtime would; the pod's namespace is reached through this very process.
     fn plugin(&self, command: &str, uid: &str) -> Result<Value, String> {
+        self.plugin_for("web", command, uid)
+    }
+
+    fn plugin_for(&self, name: &str, command: &str, uid: &str) -> Result<Value, String> {
         use std::os::fd::{AsFd, AsRawFd};
         let netns = format!(
             "/proc/{}/fd/{}",
@@ -155,12 +183,12 @@ impl Lab {
             .env_clear()
             .envs([
                 ("CNI_COMMAND", command),
-                ("CNI_CONTAINERID", "c1"),
+                ("CNI_CONTAINERID", &*format!("c-{uid}")),
                 ("CNI_NETNS", &netns),
                 ("CNI_IFNAME", "eth0"),
                 (
                     "CNI_ARGS",
-                    &format!("K8S_POD_NAMESPACE=shop;K8S_POD_NAME=web;K8S_POD_UID={uid}"),
+                    &format!("K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name};K8S_POD_UID={uid}"),
                 ),
             ])
             .stdin(Stdio::piped())
@@ -356,7 +384,7 @@ fn a_pod_starts_once_it_is_captured_and_served_and_is_released_when_its_label_go
         lab.annotation().as_deref() == Some("enabled")
     });
 
-    std::fs::remove_file(lab.manifests().join("pod.json")).unwrap();
+    std::fs::remove_file(lab.manifests().join("pod-web.json")).unwrap();
     ztunnel.expect("del u1");
     lab.until("forgotten", || !lab.run_dir().join("pods/u1.json").exists());
 }
@@ -470,6 +498,95 @@ fn a_namespace_that_lacks_the_pods_address_is_refused() {
         "{error}"
     );
     assert!(!lab.rules());
+}
+
+#[test]
+fn a_namespace_is_never_taken_for_two_pods() {
+    let lab = Lab::new();
+    let ztunnel = Ztunnel::start(lab.folder.path(), "");
+    ztunnel.expect("snapshot");
+    lab.apply_pod("u1");
+    lab.plugin("ADD", "u1").unwrap();
+    ztunnel.expect(&add_of(&lab, "u1"));
+    lab.apply_pod_with("db", json!({"uid": "u2"}), json!({}));
+    let error = lab.plugin_for("db", "ADD", "u2").unwrap_err();
+    assert!(
+        error.contains("belongs to pod shop/web (u1), which still runs"),
+        "{error}"
+    );
+    let metrics = lab.http("/metrics").unwrap();
+    assert!(
+        metrics.contains("redirect_wrong_namespaces_total{reason=\"taken\"} 1"),
+        "{metrics}"
+    );
+    lab.plugin("CHECK", "u1").unwrap();
+}
+
+#[test]
+fn a_static_pod_is_known_by_the_uid_that_the_kubelet_has_for_it() {
+    let lab = Lab::new();
+    let ztunnel = Ztunnel::start(lab.folder.path(), "");
+    ztunnel.expect("snapshot");
+    let annotations =
+        json!({"kubernetes.io/config.mirror": "c0ffee", "kubernetes.io/config.hash": "c0ffee"});
+    lab.apply_pod_with(
+        "web",
+        json!({"uid": "u1", "annotations": annotations}),
+        json!({}),
+    );
+    lab.plugin("ADD", "c0ffee").unwrap();
+    ztunnel.expect(&add_of(&lab, "u1"));
+    assert!(
+        lab.plugin("ADD", "c0ffe")
+            .unwrap_err()
+            .contains("UID c0ffe")
+    );
+}
+
+#[test]
+fn an_agent_that_lost_its_memory_finds_its_pods_among_the_nodes_processes() {
+    let mut lab = Lab::new();
+    let ztunnel = Ztunnel::start(lab.folder.path(), "");
+    ztunnel.expect("snapshot");
+    lab.apply_pod("u1");
+    lab.plugin("ADD", "u1").unwrap();
+    ztunnel.expect(&add_of(&lab, "u1"));
+    lab.until("annotated", || {
+        lab.annotation().as_deref() == Some("enabled")
+    });
+    lab.kill_agent();
+    std::fs::remove_dir_all(lab.run_dir()).unwrap();
+    std::fs::create_dir(lab.run_dir()).unwrap();
+    lab.host_root = lab.folder.path().join("host");
+    // The oldest process of the pod has made a namespace of its own; another one claims the node's.
+    let stranger = Netns::create().unwrap();
+    lab.show_process(20, "u1", 5, &stranger);
+    lab.show_process(21, "u1", 6, &lab.pair.node);
+    lab.show_process(22, "u2", 1, &lab.pair.pod);
+    let status = json!({"podIPs": FAMILIES.map(|family| json!({"ip": pod_ip(family)}))});
+    lab.apply_pod_with("web", json!({"uid": "u1"}), status);
+    lab.start_agent();
+    let ztunnel = Ztunnel::start(lab.folder.path(), "");
+    // Whoever serves it shall go on: it is not known where it is.
+    ztunnel.expect("keep u1");
+    ztunnel.expect("snapshot");
+    let refused = |why: &str| lab.log().contains(why);
+    lab.until("the wrong ones are refused", || {
+        refused("is the node's own") && refused("has no address 10.77.0.2")
+    });
+
+    lab.show_process(23, "u1", 7, &lab.pair.pod);
+    ztunnel.expect(&add_of(&lab, "u1"));
+    let metrics = lab.http("/metrics").unwrap();
+    assert!(
+        metrics.contains("redirect_sandboxes_found_total 1"),
+        "{metrics}"
+    );
+    assert!(lab.rules());
+    assert!(lab.node_set_holds_the_pod());
+    assert_eq!(lab.annotation().as_deref(), Some("enabled"));
+    // And it is remembered from now on.
+    assert!(lab.run_dir().join("pods/u1.json").exists());
 }
 
 #[test]

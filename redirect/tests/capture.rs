@@ -561,7 +561,7 @@ fn the_nodes_sets_hold_exactly_what_is_wanted() {
 #[test]
 fn a_namespace_tells_its_addresses() {
     let pair = Pair::new();
-    let found = program::addresses(&pair.pod).unwrap();
+    let found = pair.pod.addresses().unwrap();
     for family in FAMILIES {
         assert!(found.contains(&pod_ip(family)));
         assert!(found.contains(&loopback(family)));

@@ -7,7 +7,7 @@ use capture::{Netns, NetnsId};
 use tokio::sync::oneshot;
 use tracing::{info, warn};
 
-use super::{Agent, host_path, owns};
+use super::{Agent, host_path};
 use crate::memory::Sandbox;
 use crate::plugin_api::{AddReply, AddRequest};
 use crate::state::Wish;
@@ -67,8 +67,10 @@ impl Agent {
                     .parts
                     .state
                     .pod(&request.pod_namespace, &request.pod_name);
-                let same =
-                    pod.filter(|pod| request.pod_uid.as_ref().is_none_or(|uid| *uid == pod.uid));
+                let same = pod.filter(|pod| {
+                    let said = request.pod_uid.as_ref();
+                    said.is_none_or(|said| pod.uids().any(|uid| uid == said))
+                });
                 if let Some(uid) = same.map(|pod| pod.uid.clone()) {
                     match self.arrive(&uid, request).await {
                         Ok(netns) => waiting.stage = Stage::Arrived { uid, netns },
@@ -109,13 +111,13 @@ impl Agent {
         let path = host_path(&self.parts.host_root, &sandbox.netns);
         let netns = Netns::open(&path)
             .map_err(|cause| format!("network namespace {}: {cause}", path.display()))?;
-        if netns == self.parts.host.netns {
-            return Err(format!(
-                "network namespace {} is the node's own",
-                path.display()
-            ));
+        if sandbox.ips.is_empty()
+            && let Some(pod) = self.parts.state.pod(&sandbox.namespace, &sandbox.name)
+        {
+            // A runtime that says nothing leaves it to the cluster.
+            sandbox.ips.clone_from(&pod.ips);
         }
-        owns(&netns, &sandbox)?;
+        self.claim(uid, &netns, &path, &sandbox.ips)?;
         (sandbox.dev, sandbox.ino) = (netns.id().dev, netns.id().ino);
         self.parts.memory.remember(&sandbox).map_err(|cause| {
             metrics::counter!("redirect_failures_total", "step" => "remember").increment(1);

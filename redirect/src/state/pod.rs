@@ -21,6 +21,20 @@ pub struct Pod {
     pub redirection: Option<Redirection>,
 }
 
+/// Set by the kubelet on the pod that stands in the API for a static one.
+const MIRROR: &str = "kubernetes.io/config.mirror";
+/// The UID by which the kubelet and the runtime know a static pod.
+const STATIC_UID: &str = "kubernetes.io/config.hash";
+
+impl Pod {
+    /// The UIDs by which the cluster, the kubelet and the runtime know it: one, unless it is a static pod.
+    pub fn uids(&self) -> impl Iterator<Item = &str> {
+        let of_static = self.annotations.get(STATIC_UID);
+        let of_static = of_static.filter(|_| self.annotations.contains_key(MIRROR));
+        std::iter::once(&*self.uid).chain(of_static.map(String::as_str))
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Life {
     Running,
