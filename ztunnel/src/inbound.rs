@@ -71,7 +71,7 @@ async fn tunnel(pod: &PodProxy, socket: TcpStream, streams: Arc<Streams>) -> Res
     let Arrivals { peer, reached, .. } = streams.arrivals;
     let workload = pod.workload_at(reached.ip()).await?;
     let identity = workload.identity.clone();
-    let certificate = match pod.shared.certificates.certificate(&identity).await {
+    let certificate = match pod.certificate(&identity).await {
         Ok(certificate) => certificate,
         Err(error) => {
             return Err(Failure::Certificate {

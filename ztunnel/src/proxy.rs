@@ -6,6 +6,7 @@
 
 mod admission;
 mod binding;
+mod certificates;
 mod local_pods;
 mod permission;
 mod proxies;
@@ -20,7 +21,7 @@ use std::time::Duration;
 use capture::Netns;
 use capture::contract::{INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT};
 use capture::socket::{ListenOptions, Transparent, TransparentState};
-use identity::{CertificateSource, Certificates};
+use identity::{CertificateError, CertificateSource, Certificates, WorkloadCertificate};
 use mesh::Workload;
 use mesh::workload::TunnelProtocol;
 use ops::shutdown::{DrainSignal, Shutdown};
@@ -36,6 +37,7 @@ use tracing::{Instrument as _, debug, info_span, warn};
 
 use self::admission::Admitted;
 use self::binding::Held;
+use self::certificates::Patient;
 pub use self::local_pods::LocalPods;
 pub use self::proxies::{PodState, Proxies, Remaining};
 use crate::config::{Baggage, DecisionLog, InPod, Ipv6, OriginalSource, PortReuse, SameNode, Tcp};
@@ -56,6 +58,9 @@ use crate::{inbound, outbound, passthrough, route};
 
 /// How long a pod that is removed may take to tell its peers. Its runtime waits for it.
 const FAREWELL: Duration = Duration::from_millis(250);
+/// A pod that starts is here before the control plane has told of it, and its first connections wait so long for that
+/// and for its certificate. From then on it is as any other.
+const YOUTH: Duration = Duration::from_secs(15);
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What all pods share.
@@ -152,6 +157,9 @@ pub struct PodProxy {
     pub info: PodInfo,
     pub netns: Netns,
     held: Held,
+    /// Since when it is served here.
+    started: Instant,
+    certificates: Arc<Patient>,
     pub shared: Arc<Shared>,
     pub connections: Arc<Connections>,
     pub gates: Gates,
@@ -178,6 +186,7 @@ impl PodProxy {
         mut inherited: Sockets,
     ) -> Result<Arc<Self>, StartError> {
         let held = Held::read(&pod.netns).map_err(StartError::Addresses)?;
+        let started = Instant::now();
         let dns = match &shared.resolver {
             Some(resolver) => Some((resolver, listen_for_dns(pod, shared, resolver)?)),
             None => None,
@@ -214,6 +223,8 @@ impl PodProxy {
             info: pod.info.clone(),
             netns: pod.netns.clone(),
             held,
+            started,
+            certificates: Arc::new(Patient::new(shared.certificates.clone(), started + YOUTH)),
             connections: Connections::new(workers),
             gates: Gates::new(shared.settings.limits),
             transparent,
@@ -346,10 +357,17 @@ impl PodProxy {
     /// Tunnels from this pod; each worker has its own, so that a tunnel never leaves it.
     pub fn pool(&self, worker: WorkerId) -> &hbone::Pool {
         self.pools[worker.index()].get_or_init(|| {
-            let certificates: Arc<dyn CertificateSource> =
-                Arc::new(self.shared.certificates.clone());
+            let certificates: Arc<dyn CertificateSource> = Arc::clone(&self.certificates) as _;
             hbone::Pool::new(self.shared.settings.hbone.clone(), certificates)
         })
+    }
+
+    /// The certificate of an identity that this pod is proven to have.
+    pub async fn certificate(
+        &self,
+        identity: &SpiffeId,
+    ) -> Result<Arc<WorkloadCertificate>, CertificateError> {
+        self.certificates.certificate(identity).await
     }
 
     pub fn drain_signal(&self) -> DrainSignal {

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until};
 use tracing::warn;
 
-use super::PodProxy;
+use super::{PodProxy, YOUTH};
 use crate::binding::{Handed, Unbound};
 use crate::failure::Failure;
 
@@ -110,7 +110,7 @@ impl PodProxy {
         mut unbound: Unbound,
         ask: impl Fn(Handed<'_>, &Store) -> Result<Arc<Workload>, Unbound>,
     ) -> Result<Arc<Workload>, Failure> {
-        let deadline = Instant::now() + WORKLOAD_PATIENCE;
+        let deadline = self.patience(&unbound);
         // Subscribed before asking: a change in between is not missed.
         let mut changes = self.shared.mesh.changes();
         while unbound.may_pass() && Instant::now() < deadline {
@@ -126,6 +126,18 @@ impl PodProxy {
             }
         }
         Err(unbound.into())
+    }
+
+    /// Until when to wait where a pod is not what the mesh knows.
+    fn patience(&self, unbound: &Unbound) -> Instant {
+        let usual = Instant::now() + WORKLOAD_PATIENCE;
+        match unbound {
+            // The first word of the pod, or of the one that has its name now.
+            Unbound::Unknown(_) | Unbound::ForeignNamespace { .. } => {
+                usual.max(self.started + YOUTH)
+            }
+            _ => usual,
+        }
     }
 
     /// Asks with what is known of the pod's addresses, and with what the kernel says now if that is not enough.
