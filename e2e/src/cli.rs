@@ -545,6 +545,7 @@ fn execute(environment: &Environment, name: &str, exec: Exec) -> Result<ExitCode
         Surroundings {
             netns: Some(&netns),
             resolv_conf: resolv_conf.as_deref(),
+            cgroup: None,
         },
         &crate::launch::Grant::Everything,
         Path::new(&program),

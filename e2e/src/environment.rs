@@ -63,6 +63,12 @@ impl Environment {
         self.value("ENVOY").map(PathBuf::from)
     }
 
+    /// How many pods a test of pods' starts starts; few, unless somebody has the time.
+    pub fn pod_starts(&self) -> usize {
+        let number = self.value("POD_STARTS").and_then(|text| text.parse().ok());
+        number.unwrap_or(60)
+    }
+
     /// Where labs keep their state: `$XDG_RUNTIME_DIR/culvert`, else a folder of this user's in the system's temporary
     /// directory. Short, because unix sockets live below it.
     pub fn state_root(&self) -> Result<PathBuf> {

@@ -5,6 +5,7 @@
 //! ends when its standard input does, so it never outlives whoever started it. On standard output it says how far it is,
 //! one [`Message`] a line.
 
+pub mod cgroups;
 pub mod container;
 pub mod control_plane;
 pub mod in_force;
@@ -24,6 +25,7 @@ use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use crate::lab::cgroups::Cgroups;
 use crate::lab::container::Programs;
 use crate::lab::control_plane::ControlPlane;
 use crate::lab::kubelet::Kubelet;
@@ -194,6 +196,7 @@ async fn operate(options: &LabOptions, state: &StateDir, record: &LabRecord) -> 
         progress(format!("{} serves", cluster.daemon()));
         control_planes.push(control_plane);
     }
+    let cgroups = Rc::new(Cgroups::make());
     let mut kubelets = Vec::new();
     for cluster in layout.clusters() {
         let state = state.of_cluster(*cluster);
@@ -202,6 +205,7 @@ async fn operate(options: &LabOptions, state: &StateDir, record: &LabRecord) -> 
             layout,
             programs.clone(),
             issuer.clone(),
+            cgroups.clone(),
         )?);
     }
     let deadline = tokio::time::Instant::now() + START_DEADLINE;

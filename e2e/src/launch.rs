@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
+use crate::lab::cgroups;
 use crate::namespaces::{join_network, resolve_by};
 
 /// How a program of the lab is started.
@@ -25,6 +26,9 @@ pub struct Launch {
     /// File to resolve names by instead of the node's
     #[arg(long)]
     pub resolv_conf: Option<PathBuf>,
+    /// Cgroup to run in
+    #[arg(long)]
+    pub cgroup: Option<PathBuf>,
     /// Capabilities to keep, as NET_ADMIN,SYS_ADMIN; `none` drops all; absent keeps what the lab has
     #[arg(long)]
     pub capabilities: Option<String>,
@@ -48,6 +52,9 @@ impl Launch {
         if let Some(file) = surroundings.resolv_conf {
             command.arg("--resolv-conf").arg(file);
         }
+        if let Some(cgroup) = surroundings.cgroup {
+            command.arg("--cgroup").arg(cgroup);
+        }
         if let Grant::Exactly(capabilities) = grant {
             command.arg("--capabilities").arg(spell(*capabilities));
         }
@@ -57,6 +64,9 @@ impl Launch {
 
     /// Becomes the program. Returns only to say why not.
     pub fn exec(self) -> Result<()> {
+        if let Some(cgroup) = &self.cgroup {
+            cgroups::enter(cgroup)?;
+        }
         if let Some(netns) = &self.netns {
             join_network(netns)?;
         }
@@ -79,6 +89,7 @@ impl Launch {
 pub struct Surroundings<'a> {
     pub netns: Option<&'a Path>,
     pub resolv_conf: Option<&'a Path>,
+    pub cgroup: Option<&'a Path>,
 }
 
 /// The capabilities a program runs with.

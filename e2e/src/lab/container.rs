@@ -48,6 +48,8 @@ pub struct Process {
     pub grant: Grant,
     /// What it resolves names by, if not as its node does.
     pub resolv_conf: Option<PathBuf>,
+    /// What tells whose process it is, where the lab can make one.
+    pub cgroup: Option<PathBuf>,
 }
 
 /// Words that a container may use as `$(NAME)` in its arguments and environment.
@@ -72,6 +74,7 @@ impl Process {
                     "--forever".to_owned(),
                 ],
             ),
+            "culvert/client" => (programs.executable.clone(), vec!["traffic".to_owned()]),
             "culvert/native" => (
                 programs.executable.clone(),
                 vec!["native".to_owned(), "serve".to_owned()],
@@ -80,7 +83,7 @@ impl Process {
             "culvert/ztunnel" => (programs.of_mesh("ztunnel")?, vec![]),
             "culvert/redirect" => (programs.of_mesh("redirect")?, vec![]),
             other => bail!(
-                "container {}: image `{other}`: the lab has culvert/app, culvert/load, culvert/gateway, culvert/native, culvert/ztunnel and culvert/redirect",
+                "container {}: image `{other}`: the lab has culvert/app, culvert/client, culvert/load, culvert/gateway, culvert/native, culvert/ztunnel and culvert/redirect",
                 container.name
             ),
         };
@@ -128,6 +131,7 @@ impl Process {
             environment,
             grant,
             resolv_conf: None,
+            cgroup: None,
         })
     }
 
@@ -144,6 +148,7 @@ impl Process {
             Surroundings {
                 netns: Some(netns),
                 resolv_conf: self.resolv_conf.as_deref(),
+                cgroup: self.cgroup.as_deref(),
             },
             &self.grant,
             &self.program,

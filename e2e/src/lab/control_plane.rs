@@ -36,6 +36,7 @@ impl ControlPlane {
             environment: BTreeMap::new(),
             grant: Grant::NOTHING,
             resolv_conf: None,
+            cgroup: None,
         };
         let stop = CancellationToken::new();
         let supervisor =

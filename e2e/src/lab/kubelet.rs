@@ -26,6 +26,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use self::pod::PodLife;
+use crate::lab::cgroups::Cgroups;
 use crate::lab::container::Programs;
 use crate::lab::in_force::InForce;
 use crate::lab::progress;
@@ -57,6 +58,7 @@ struct Shared {
     network: &'static str,
     programs: Rc<Programs>,
     issuer: Rc<TokenIssuer>,
+    cgroups: Rc<Cgroups>,
     status: StatusWriter,
     runtimes: BTreeMap<Node, Runtime>,
     namespaces: BTreeMap<Node, Netns>,
@@ -86,6 +88,7 @@ impl Kubelet {
         layout: Layout,
         programs: Rc<Programs>,
         issuer: Rc<TokenIssuer>,
+        cgroups: Rc<Cgroups>,
     ) -> Result<Self> {
         let source = Directory::open(state.manifests()).context("cannot watch the manifests")?;
         let mut runtimes = BTreeMap::new();
@@ -105,6 +108,7 @@ impl Kubelet {
             state,
             programs,
             issuer,
+            cgroups,
             status,
             runtimes,
             namespaces,

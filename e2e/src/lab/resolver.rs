@@ -31,6 +31,7 @@ impl Resolver {
             environment: [("RUST_BACKTRACE".to_owned(), "1".to_owned())].into(),
             grant: Grant::NOTHING,
             resolv_conf: None,
+            cgroup: None,
         };
         let stop = CancellationToken::new();
         let supervisor =

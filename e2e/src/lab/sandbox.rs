@@ -73,6 +73,13 @@ impl Hosts {
         self.last = Some(free);
         Ok(free)
     }
+
+    /// Gives out the one that is asked for, at once again if it has just been given back.
+    fn take_this(&mut self, host: u8) -> Result<u8> {
+        ensure!(HOSTS.contains(&host), "host {host} is none of {HOSTS:?}");
+        ensure!(self.taken.insert(host), "host {host} is taken");
+        Ok(host)
+    }
 }
 
 impl Runtime {
@@ -125,8 +132,12 @@ impl Runtime {
     }
 
     /// Makes the pod's sandbox. On failure nothing is left of it, as a runtime cleans up before it tries anew.
-    pub async fn add(&self, pod: &PodName, uid: &str) -> Result<Sandbox> {
-        let host = self.hosts.borrow_mut().take()?;
+    /// `wanted` is the host of the address that the pod asks for.
+    pub async fn add(&self, pod: &PodName, uid: &str, wanted: Option<u8>) -> Result<Sandbox> {
+        let host = match wanted {
+            Some(host) => self.hosts.borrow_mut().take_this(host)?,
+            None => self.hosts.borrow_mut().take()?,
+        };
         let mut sandbox = Sandbox {
             pod: pod.clone(),
             uid: uid.to_owned(),
@@ -366,5 +377,9 @@ mod tests {
         }
         assert_eq!(hosts.take().unwrap(), 10);
         assert!(hosts.take().is_err());
+        assert!(hosts.take_this(200).is_err());
+        hosts.taken.remove(&200);
+        assert_eq!(hosts.take_this(200).unwrap(), 200);
+        assert!(hosts.take_this(9).is_err());
     }
 }

@@ -44,6 +44,8 @@ enum Ground {
     Own(Sandbox),
 }
 
+/// An annotation with a number from 10 to 249.
+const WANTED_HOST: &str = "lab.culvert/host";
 const PROBE_EVERY: Duration = Duration::from_millis(200);
 const PROBE_READY_EVERY: Duration = Duration::from_secs(1);
 const LAST_GRACE: Duration = Duration::from_secs(1);
@@ -88,7 +90,8 @@ impl PodLife {
         }
         let mut backoff = FIRST_BACKOFF;
         loop {
-            let attempt = self.shared.runtimes[&self.node].add(&self.name, &self.uid);
+            let wanted = self.wanted_host();
+            let attempt = self.shared.runtimes[&self.node].add(&self.name, &self.uid, wanted);
             match attempt.await {
                 Ok(sandbox) => return Some(Ground::Own(sandbox)),
                 Err(error) => {
@@ -101,6 +104,12 @@ impl PodLife {
             }
             backoff = (backoff * 2).min(LONGEST_BACKOFF);
         }
+    }
+
+    /// The last part of the address that the pod asks for, as some network plugins let it.
+    fn wanted_host(&self) -> Option<u8> {
+        let annotations = self.pod.metadata.annotations.as_ref()?;
+        annotations.get(WANTED_HOST)?.parse().ok()
     }
 
     fn host_network(&self) -> bool {
@@ -121,10 +130,12 @@ impl PodLife {
         }
         let variables = self.variables(ground);
         let resolv_conf = self.resolv_conf()?;
+        let cgroup = self.shared.cgroups.of_pod(&self.uid);
         let mut containers = Vec::new();
         for container in &spec.containers {
             let process = Process {
                 resolv_conf: resolv_conf.clone(),
+                cgroup: cgroup.clone(),
                 ..Process::of_container(&self.pod, container, &self.shared.programs, &variables)?
             };
             let log = if spec.containers.len() == 1 {
@@ -344,6 +355,7 @@ impl PodLife {
     }
 
     fn forget(&self) {
+        self.shared.cgroups.remove(&self.uid);
         // A record that was never written need not be removed.
         let _no_record = std::fs::remove_file(self.shared.state.pod_record(&self.name));
         let _no_names = std::fs::remove_file(self.shared.state.resolv_conf_of(&self.name));
