@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Compares `authorize` with a second evaluator, written the other way round: it expands a policy into what might and
-//! what must match, in three-valued logic, and never looks at the code under test.
+//! what must match, in three-valued logic, and never looks at the code under test. Not only whether a connection may pass
+//! has to agree, but also by which rule or for which reason, and what policies in dry run say of it.
 
 use proptest::prelude::*;
 
@@ -117,20 +118,101 @@ fn holds_unreadable(rule: &Rule) -> bool {
     format!("{rule:?}").contains("Unparsable(")
 }
 
-/// Allowed or not.
-fn naive(policies: &[Arc<Policy>], c: &Connection<'_>) -> bool {
-    let enforced = |action: Action| {
-        policies
-            .iter()
-            .filter(move |p| p.action == action && p.enforcement == Enforcement::Enforced)
+/// The rules of a policy that hit, by their places.
+fn hits(policy: &Policy, c: &Connection<'_>) -> Vec<usize> {
+    let hit = |r: &Rule| match policy.action {
+        Action::Deny => rule(r, c) != No,
+        Action::Allow => !holds_unreadable(r) && rule(r, c) == Yes,
     };
-    let denied = enforced(Action::Deny)
-        .flat_map(|p| &p.rules)
-        .any(|r| rule(r, c) != No);
-    let allowed = enforced(Action::Allow)
-        .flat_map(|p| &p.rules)
-        .any(|r| !holds_unreadable(r) && rule(r, c) == Yes);
-    !denied && (enforced(Action::Allow).count() == 0 || allowed)
+    let places = policy.rules.iter().enumerate();
+    places.filter(|(_, r)| hit(r)).map(|(at, _)| at).collect()
+}
+
+fn named(policy: &Policy) -> PolicyName {
+    PolicyName {
+        namespace: policy.namespace.clone(),
+        name: policy.name.clone(),
+    }
+}
+
+/// The decision with its reason: which policy and which rule of it, or what is missing.
+fn naive(policies: &[Arc<Policy>], missing: Option<&str>, c: &Connection<'_>) -> Decision {
+    let of = |action: Action| -> Vec<&Arc<Policy>> {
+        let enforced = policies
+            .iter()
+            .filter(|p| p.enforcement == Enforcement::Enforced);
+        enforced.filter(|p| p.action == action).collect()
+    };
+    let hit = |action: Action| {
+        let all = of(action)
+            .into_iter()
+            .flat_map(|p| hits(p, c).into_iter().map(move |at| (p, at)));
+        all.map(|(p, at)| {
+            (
+                p,
+                RuleName {
+                    policy: named(p),
+                    rule: at,
+                },
+            )
+        })
+        .next()
+    };
+    let deny = |reason| Decision::Deny { reason };
+    if let Some((policy, name)) = hit(Action::Deny) {
+        return deny(match holds_unreadable(&policy.rules[name.rule]) {
+            true => DenyReason::UnparsableRule(name),
+            false => DenyReason::Rule(name),
+        });
+    }
+    if let Some(key) = missing {
+        return deny(DenyReason::Missing { policy: key.into() });
+    }
+    match (of(Action::Allow).as_slice(), hit(Action::Allow)) {
+        ([], _) => Decision::Allow { rule: None },
+        (_, Some((_, name))) => Decision::Allow { rule: Some(name) },
+        ([first, others @ ..], None) => deny(DenyReason::NotAllowed {
+            policy: named(first),
+            others: others.len(),
+        }),
+    }
+}
+
+/// What those in dry run say: the first rule of each that hits, and that nobody would let it pass.
+fn naive_dry_run(policies: &[Arc<Policy>], c: &Connection<'_>) -> Vec<DryRun> {
+    let is_dry = |p: &&Arc<Policy>| p.enforcement == Enforcement::DryRun;
+    let dry: Vec<_> = policies.iter().filter(is_dry).collect();
+    let mut said: Vec<_> = dry
+        .iter()
+        .filter_map(|p| {
+            let rule = RuleName {
+                policy: named(p),
+                rule: *hits(p, c).first()?,
+            };
+            Some(match p.action {
+                Action::Deny => DryRun::WouldDeny(rule),
+                Action::Allow => DryRun::WouldAllow(rule),
+            })
+        })
+        .collect();
+    let allows = |p: &&Arc<Policy>| p.action == Action::Allow;
+    let only_dry = policies.iter().filter(allows).all(|p| is_dry(&p));
+    let lets_pass = said.iter().any(|s| matches!(s, DryRun::WouldAllow(_)));
+    if only_dry && dry.iter().any(allows) && !lets_pass {
+        said.push(DryRun::WouldNotAllow);
+    }
+    said
+}
+
+/// IPv4 addresses that came in IPv6 clothes are the IPv4 addresses.
+fn undressed(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V6(v6) => match v6.octets() {
+            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d] => [a, b, c, d].into(),
+            _ => ip,
+        },
+        IpAddr::V4(_) => ip,
+    }
 }
 
 fn values<T: fmt::Debug + Clone>(
@@ -255,6 +337,8 @@ fn an_address() -> impl Strategy<Value = IpAddr> {
         "192.168.0.1",
         "fd00::1",
         "2001:db8::1",
+        "::ffff:10.0.0.1",
+        "::ffff:192.168.0.1",
     ];
     prop::sample::select(addresses.to_vec()).prop_map(|ip| ip.parse().unwrap())
 }
@@ -269,13 +353,27 @@ proptest! {
         source_ip in an_address(),
         destination in an_address(),
         port in 80u16..83,
+        missing in prop::bool::weighted(0.1),
     ) {
+        let policies: Vec<_> = policies
+            .into_iter()
+            .enumerate()
+            .map(|(at, policy)| Arc::new(Policy { name: format!("p{at}").into(), ..(*policy).clone() }))
+            .collect();
         let connection = Connection {
             source_ip,
             identity: identity.as_ref(),
             destination: SocketAddr::new(destination, port),
         };
-        let decision = authorize(&set(&policies), &connection);
-        prop_assert_eq!(decision.is_allowed(), naive(&policies, &connection));
+        let plain = Connection {
+            source_ip: undressed(source_ip),
+            destination: SocketAddr::new(undressed(destination), port),
+            ..connection
+        };
+        let mut set = set(&policies);
+        let missing = missing.then_some("shop/unknown");
+        set.missing.extend(missing.map(Arc::from));
+        prop_assert_eq!(authorize(&set, &connection), naive(&policies, missing, &plain));
+        prop_assert_eq!(set.dry_run(&connection), naive_dry_run(&policies, &plain));
     }
 }

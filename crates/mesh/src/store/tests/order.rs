@@ -2,6 +2,8 @@
 //! What a store answers depends on the last update of each name alone: neither on the order in which different names
 //! arrived, nor on what was there in between.
 
+use std::collections::BTreeSet;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -133,8 +135,13 @@ fn an_update() -> impl Strategy<Value = Update> {
         PolicyScope::Namespace,
         PolicyScope::WorkloadSelector,
     ];
-    let a_policy = (one_of(&POLICIES), prop::sample::select(scopes.to_vec()))
-        .prop_map(|(name, scope)| policy("shop", name, scope));
+    let namespaces = prop::sample::select(vec!["shop", "a", ""]);
+    let a_policy = (
+        namespaces,
+        one_of(&POLICIES),
+        prop::sample::select(scopes.to_vec()),
+    )
+        .prop_map(|(namespace, name, scope)| policy(namespace, name, scope));
     prop_oneof![
         3 => a_workload().prop_map(Update::Workload),
         2 => a_service().prop_map(Update::Service),
@@ -207,6 +214,43 @@ proptest! {
             update.apply(&mut second);
         }
         prop_assert_eq!(answers(&first), answers(&second));
+    }
+
+    #[test]
+    fn a_policy_concerns_whom_its_scope_says(
+        updates in prop::collection::vec(an_update(), 0..25),
+        namespace in one_of(&["shop", "a", "b"]),
+        named in prop::collection::vec(one_of(&["shop/p", "a/q", "/r", "shop/none"]), 0..3),
+    ) {
+        let mut store = Store::new(None);
+        let mut last = HashMap::new();
+        for update in &updates {
+            update.apply(&mut store);
+            if let Update::Policy(policy) = update {
+                last.insert(policy.key().to_string(), policy);
+            }
+        }
+        let pod = Workload {
+            authorization_policies: named.iter().map(|key| (*key).into()).collect(),
+            ..Workload::new("c1//Pod/x/y", namespace, id("cart"))
+        };
+        let concerns = |policy: &&Policy| match policy.scope {
+            PolicyScope::Global => true,
+            // Of no namespace is of all.
+            PolicyScope::Namespace => ["", namespace].contains(&&*policy.namespace),
+            PolicyScope::WorkloadSelector => false,
+        };
+        let by_name = named.iter().filter_map(|key| last.get(*key).copied());
+        let all = last.values().copied().filter(concerns).chain(by_name);
+        let expected: BTreeSet<_> = all.map(|policy| policy.key().to_string()).collect();
+        let set = store.policies_for(&pod);
+        let found: Vec<_> = set.names().map(|name| name.to_string()).collect();
+        let distinct: BTreeSet<_> = found.iter().cloned().collect();
+        prop_assert_eq!(found.len(), distinct.len(), "none counts twice");
+        prop_assert_eq!(distinct, expected);
+        let unknown: BTreeSet<_> = named.iter().filter(|key| !last.contains_key(**key)).copied().collect();
+        let missing: BTreeSet<_> = set.missing.iter().map(|key| &**key).collect();
+        prop_assert_eq!(missing, unknown);
     }
 
     #[test]
