@@ -19,7 +19,7 @@ use netlink_bindings::nftables::Nfgenmsg;
 
 use crate::expression::{lower, same};
 use crate::rules::{Family, Hook, Set, Table};
-use found::{Found, FoundBase, FoundTable, read_set};
+use found::{Found, FoundBase, FoundSet, FoundTable, read_set};
 use transaction::{Put, Transaction};
 
 /// Elements go to the kernel in messages of this many: the length of an attribute has 16 bits.
@@ -42,7 +42,19 @@ pub enum Drift {
     TableExtra {
         table: String,
     },
+    /// It is there, and switched off.
+    TableDormant {
+        table: String,
+    },
+    SetDiffers {
+        table: String,
+        set: String,
+    },
     SetMissing {
+        table: String,
+        set: String,
+    },
+    SetExtra {
         table: String,
         set: String,
     },
@@ -95,7 +107,7 @@ pub fn apply(tables: &[Table], ours: &[&str]) -> Result<Applied, NftError> {
     for table in tables {
         let shape_differs = drift
             .iter()
-            .any(|drift| drift.needs_new_chains() && drift.table() == table.name);
+            .any(|drift| drift.needs_new_table() && drift.table() == table.name);
         transaction.put_table(table, if shape_differs { Put::Anew } else { Put::Over });
     }
     transaction.commit()?;
@@ -175,6 +187,9 @@ impl Drift {
         match self {
             Self::TableMissing { table }
             | Self::TableExtra { table }
+            | Self::TableDormant { table }
+            | Self::SetDiffers { table, .. }
+            | Self::SetExtra { table, .. }
             | Self::SetMissing { table, .. }
             | Self::ChainMissing { table, .. }
             | Self::ChainExtra { table, .. }
@@ -184,9 +199,16 @@ impl Drift {
         }
     }
 
-    /// Rules are refilled in place; chains that don't belong are only got rid of with their table.
-    fn needs_new_chains(&self) -> bool {
-        matches!(self, Self::ChainExtra { .. } | Self::ChainDiffers { .. })
+    /// Rules are refilled in place; what is of another shape is only got rid of with its table.
+    fn needs_new_table(&self) -> bool {
+        matches!(
+            self,
+            Self::ChainExtra { .. }
+                | Self::ChainDiffers { .. }
+                | Self::SetDiffers { .. }
+                | Self::SetExtra { .. }
+                | Self::TableDormant { .. }
+        )
     }
 }
 
@@ -195,6 +217,13 @@ impl fmt::Display for Drift {
         match self {
             Self::TableMissing { table } => write!(f, "table {table} is missing"),
             Self::TableExtra { table } => write!(f, "table {table} should not be there"),
+            Self::TableDormant { table } => write!(f, "table {table} is dormant"),
+            Self::SetDiffers { table, set } => {
+                write!(f, "set {set} of table {table} is of another kind")
+            }
+            Self::SetExtra { table, set } => {
+                write!(f, "set {set} of table {table} should not be there")
+            }
             Self::SetMissing { table, set } => write!(f, "set {set} of table {table} is missing"),
             Self::ChainMissing { table, chain } => {
                 write!(f, "chain {chain} of table {table} is missing")
@@ -203,7 +232,10 @@ impl fmt::Display for Drift {
                 write!(f, "chain {chain} of table {table} should not be there")
             }
             Self::ChainDiffers { table, chain } => {
-                write!(f, "chain {chain} of table {table} has another hook")
+                write!(
+                    f,
+                    "chain {chain} of table {table} has another hook or policy"
+                )
             }
             Self::RuleCount {
                 table,
@@ -254,12 +286,23 @@ fn compare(tables: &[Table], ours: &[&str], found: &Found) -> Vec<Drift> {
 
 fn compare_table(table: &Table, found: &FoundTable, drift: &mut Vec<Drift>) {
     let name = || table.name.to_owned();
-    for set in &table.sets {
-        if !found.sets.contains(set.name) {
-            drift.push(Drift::SetMissing {
-                table: name(),
-                set: set.name.to_owned(),
-            });
+    if found.dormant {
+        drift.push(Drift::TableDormant { table: name() });
+    }
+    for wanted in &table.sets {
+        let (table, set) = (name(), wanted.name.to_owned());
+        match found.sets.get(wanted.name) {
+            Some(found) if *found == FoundSet::from(*wanted) => {}
+            Some(_) => drift.push(Drift::SetDiffers { table, set }),
+            None => drift.push(Drift::SetMissing { table, set }),
+        }
+    }
+    for set in found.sets.keys() {
+        // The kernel's own names: sets that are part of a rule.
+        let unnamed = set.starts_with("__");
+        if !unnamed && !table.sets.iter().any(|wanted| wanted.name == set) {
+            let (table, set) = (name(), set.clone());
+            drift.push(Drift::SetExtra { table, set });
         }
     }
     for chain in found.chains.keys() {

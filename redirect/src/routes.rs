@@ -7,7 +7,7 @@ use std::io;
 use netlink_packet_core::ErrorMessage;
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteScope, RouteType};
-use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage};
 use rtnetlink::{Handle, IpVersion, RouteMessageBuilder};
 
 use crate::plan::Routing;
@@ -95,18 +95,14 @@ async fn apply_family(handle: &Handle, routing: Routing) -> Result<Changed, Rout
         changed = Changed::Yes;
     }
     if find_rules(handle, routing).await?.is_empty() {
-        let mut request = handle.rule().add();
+        // Not as a rule that must be new: to the kernel, one with further conditions would be the same.
+        let mut request = handle.rule().add().replace();
         *request.message_mut() = rule(routing);
-        match request.execute().await {
-            Err(error) if has_code(&error, libc::EEXIST) => {}
-            other => {
-                other.map_err(refused(
-                    "adding the rule for marked replies",
-                    routing.family,
-                ))?;
-                changed = Changed::Yes;
-            }
-        }
+        request.execute().await.map_err(refused(
+            "adding the rule for marked replies",
+            routing.family,
+        ))?;
+        changed = Changed::Yes;
     }
     Ok(changed)
 }
@@ -147,11 +143,33 @@ async fn find_rules(handle: &Handle, routing: Routing) -> Result<Vec<RuleMessage
             && has(&RuleAttribute::FwMark(routing.mark))
             && has(&RuleAttribute::FwMask(routing.mask))
             && rule_table(&rule) == routing.table
+            && has_no_other_condition(&rule)
         {
             found.push(rule);
         }
     }
     Ok(found)
+}
+
+/// A rule for some of the marked packets is somebody else's, and does not do for all of them.
+fn has_no_other_condition(rule: &RuleMessage) -> bool {
+    let header = &rule.header;
+    let harmless = |attribute: &RuleAttribute| match attribute {
+        RuleAttribute::Priority(_)
+        | RuleAttribute::FwMark(_)
+        | RuleAttribute::FwMask(_)
+        | RuleAttribute::Table(_)
+        | RuleAttribute::Protocol(_)
+        | RuleAttribute::SuppressPrefixLen(u32::MAX)
+        | RuleAttribute::SuppressIfGroup(u32::MAX) => true,
+        // Attributes that are not known to the library: what they say is in the header or said by none of these.
+        RuleAttribute::Other(_) => true,
+        _ => false,
+    };
+    header.action == RuleAction::ToTable
+        && !header.flags.contains(RuleFlags::Invert)
+        && (header.src_len, header.dst_len, header.tos) == (0, 0, 0)
+        && rule.attributes.iter().all(harmless)
 }
 
 async fn find_routes(handle: &Handle, routing: Routing) -> Result<Vec<RouteMessage>, RouteError> {
@@ -255,10 +273,6 @@ fn refused(what: &'static str, family: Family) -> impl Fn(rtnetlink::Error) -> R
         family,
         cause,
     }
-}
-
-fn has_code(error: &rtnetlink::Error, errno: i32) -> bool {
-    matches!(error, rtnetlink::Error::NetlinkError(ErrorMessage { code: Some(code), .. }) if -code.get() == errno)
 }
 
 async fn next<T>(

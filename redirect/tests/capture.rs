@@ -386,7 +386,7 @@ fn drift_of_any_kind_is_repaired() {
                 .unwrap()
                 .priority = -90
         },
-        "chain output of table istio-ambient-nat has another hook",
+        "chain output of table istio-ambient-nat has another hook or policy",
     );
     check_repair(
         |tables| {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the kernel holds in family `inet`, read by netlink dumps.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use netlink_bindings::nftables;
@@ -9,7 +9,12 @@ use netlink_bindings::utils::ErrorContext;
 use netlink_socket2::{NetlinkSocket, ReplyError};
 
 use super::{Members, NftError, comment_in, hook_number, inet};
-use crate::rules::{Base, Set};
+use crate::rules::{Base, Family, Set};
+
+/// NFT_TABLE_F_DORMANT.
+const DORMANT: u32 = 1;
+/// NF_ACCEPT.
+const ACCEPT: u32 = 1;
 
 /// What the kernel holds in family `inet`.
 #[derive(Default)]
@@ -19,8 +24,29 @@ pub(super) struct Found {
 
 #[derive(Default)]
 pub(super) struct FoundTable {
+    /// Switched off: no packet meets its chains.
+    pub(super) dormant: bool,
     pub(super) chains: BTreeMap<String, FoundChain>,
-    pub(super) sets: BTreeSet<String>,
+    pub(super) sets: BTreeMap<String, FoundSet>,
+}
+
+/// Of what kind a set's members are; more than a plain set of addresses has flags.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct FoundSet {
+    key_length: u32,
+    flags: u32,
+}
+
+impl From<Set> for FoundSet {
+    fn from(set: Set) -> Self {
+        Self {
+            key_length: match set.family {
+                Family::V4 => 4,
+                Family::V6 => 16,
+            },
+            flags: 0,
+        }
+    }
 }
 
 #[derive(Default)]
@@ -35,6 +61,8 @@ pub(super) struct FoundBase {
     pub(super) kind: String,
     pub(super) hook: u32,
     pub(super) priority: i32,
+    /// What becomes of packets that no rule decides on.
+    pub(super) policy: u32,
 }
 
 impl From<Base> for FoundBase {
@@ -43,6 +71,7 @@ impl From<Base> for FoundBase {
             kind: base.kind.name().to_owned(),
             hook: hook_number(base.hook),
             priority: base.priority,
+            policy: ACCEPT,
         }
     }
 }
@@ -98,7 +127,8 @@ impl Found {
         &mut self,
         table: &nftables::IterableTableAttrs<'_>,
     ) -> Result<(), ErrorContext> {
-        self.tables.entry(text(table.get_name()?)).or_default();
+        let found = self.tables.entry(text(table.get_name()?)).or_default();
+        found.dormant = table.get_flags().unwrap_or_default() & DORMANT != 0;
         Ok(())
     }
 
@@ -111,6 +141,7 @@ impl Found {
                 kind: text(chain.get_type()?),
                 hook: hook.get_num()?,
                 priority: hook.get_priority()?,
+                policy: chain.get_policy().unwrap_or(ACCEPT),
             }),
             Err(_) => None,
         };
@@ -130,7 +161,11 @@ impl Found {
         set: &nftables::IterableSetAttrs<'_>,
     ) -> Result<(), ErrorContext> {
         let table = self.tables.entry(text(set.get_table()?)).or_default();
-        table.sets.insert(text(set.get_name()?));
+        let found = FoundSet {
+            key_length: set.get_key_len().unwrap_or_default(),
+            flags: set.get_flags().unwrap_or_default(),
+        };
+        table.sets.insert(text(set.get_name()?), found);
         Ok(())
     }
 

@@ -148,7 +148,7 @@ async fn index(handle: &Handle, name: &str) -> u32 {
         .index
 }
 
-fn talk(netns: &Netns, conversation: impl AsyncFnOnce(Handle) + Send + 'static) {
+pub(crate) fn talk(netns: &Netns, conversation: impl AsyncFnOnce(Handle) + Send + 'static) {
     let work = move || {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
