@@ -10,7 +10,7 @@ use std::time::Duration;
 use capture::Netns;
 use mesh::{Store, Workload};
 use parking_lot::Mutex;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tracing::warn;
 
 use super::{PodProxy, YOUTH};
@@ -75,9 +75,14 @@ impl PodProxy {
         self.bound(|handed, store| handed.workload_at(store, address))
     }
 
-    /// The workload that this pod is, waited for a while.
+    /// The workload that this pod is, waited for a while; of a young pod, too, as whoever asks for a name is less patient
+    /// than whoever connects.
     pub async fn known_workload(&self) -> Result<Arc<Workload>, Failure> {
-        self.wait(|handed, store| handed.workload(store)).await
+        let waited = self.wait(|handed, store| handed.workload(store));
+        match timeout(WORKLOAD_PATIENCE, waited).await {
+            Ok(answer) => answer,
+            Err(_) => self.workload().map_err(Failure::from),
+        }
     }
 
     /// The workload that this pod is, provided that `address` is its own: a connection uses its identity there.
