@@ -11,6 +11,7 @@ use anyhow::{Context as _, ensure};
 use e2e::access_log::Entry;
 use e2e::environment::Environment;
 use e2e::handle::{Lab, Shared, eventually};
+use e2e::lab::cgroups::Cgroups;
 use e2e::topology::{Node, PodName};
 use e2e::traffic::Report;
 
@@ -303,6 +304,10 @@ fn an_address_that_is_reused_at_once_carries_no_identity_over() {
 
 #[test]
 fn an_agent_without_its_run_directory_finds_the_running_pods_again() {
+    if !Cgroups::are_possible() {
+        // Ordinary users, mostly; on a node the agent is root and the kubelet has made them.
+        return println!("not run: this user may make no cgroups by which pods are found");
+    }
     let (lab, _turn) = turn();
     let pod = Pod {
         name: "orphan",
@@ -332,10 +337,7 @@ fn an_agent_without_its_run_directory_finds_the_running_pods_again() {
     }
     lab.let_start(agent).unwrap();
     for name in ["orphan", "web-b"] {
-        let what = format!(
-            "{name} is found (which takes a cgroup file system that this user may write to)"
-        );
-        eventually(&what, PATIENCE, || {
+        eventually(&format!("{name} is found"), PATIENCE, || {
             let log = lab.log(agent)?;
             let found = log[before..].lines().any(|line| {
                 line.contains("sandbox of the pod found")

@@ -32,6 +32,11 @@ impl Cgroups {
         }
     }
 
+    /// Whether pods of labs that this user starts have cgroups.
+    pub fn are_possible() -> bool {
+        Self::make().root.is_some()
+    }
+
     fn try_to_make() -> Result<PathBuf> {
         let mounts =
             std::fs::read_to_string("/proc/self/mountinfo").context("/proc/self/mountinfo")?;
