@@ -19,6 +19,7 @@ use hbone::wire::{Baggage, ConnectRequest, Forwarded, TraceParent, WorkloadKind}
 use mesh::{LocalConfig, Seen, Standings, Store};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
+use ztunnel::config::Socks5;
 use ztunnel::route;
 
 /// Its name, and what does it so many times.
@@ -147,6 +148,7 @@ fn routes(times: usize) {
             source_ip: [10, 1, 0, 0].into(),
             destination: ([10, 96, 0, service], 80).into(),
             network: "",
+            own_ports: route::OwnPorts::with(Socks5::Off),
             seen: Seen {
                 standings: &standings,
                 tried: &[],

@@ -6,7 +6,7 @@
 //!
 //!  control plane ─► xds_handlers ─► mesh_state ──────────────► route, authorize
 //!  CA            ─► certificates ────────────────────────────► tunnels
-//!  node agent    ─► zds_client ─► pods ─► proxy ─ listeners ─► outbound, inbound, passthrough, dns ─► record
+//!  node agent    ─► zds_client ─► pods ─► proxy ─ listeners ─► outbound, socks5, inbound, passthrough, dns ─► record
 //! ```
 
 use std::sync::Arc;
@@ -116,6 +116,7 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
             network: Arc::clone(&config.node.network),
             inpod: config.inpod.clone(),
             same_node: config.same_node.clone(),
+            socks5: config.socks5,
             tcp: config.tcp.clone(),
             hbone: config.hbone.clone(),
             baggage: config.baggage,

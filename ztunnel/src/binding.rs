@@ -119,6 +119,26 @@ impl Handed<'_> {
         Ok(workload)
     }
 
+    /// The workload that the pod is, and an address by which it is both known and reached: of the destination's family
+    /// if it has one.
+    ///
+    /// # Errors
+    /// Says why it is none.
+    pub fn workload_towards(
+        &self,
+        store: &Store,
+        destination: IpAddr,
+    ) -> Result<(Arc<Workload>, IpAddr), Unbound> {
+        let workload = self.workload(store)?;
+        let own = workload
+            .addresses
+            .iter()
+            .filter(|ip| self.held.contains(ip));
+        let own = own.max_by_key(|ip| ip.is_ipv4() == destination.is_ipv4());
+        let own = *own.expect("broken invariant: a pod is known by an address that it has");
+        Ok((workload, own))
+    }
+
     /// The workload that the pod is, for plaintext that arrives for this address: one of the pod's, of which the control
     /// plane need not know, as of a second interface; but never another workload's.
     ///

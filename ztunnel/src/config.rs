@@ -44,6 +44,7 @@ pub struct Config {
     pub crl: Option<PathBuf>,
     pub local: Option<Local>,
     pub inpod: InPod,
+    pub socks5: Socks5,
     /// None: pods' DNS is not served.
     pub dns: Option<Dns>,
     /// Names the upstream servers, for pods' DNS and for endpoints that are known by a name.
@@ -152,6 +153,13 @@ pub struct InPod {
 pub enum AppTunnel {
     Loopback,
     PodAddress,
+}
+
+/// Whether pods can reach the mesh by SOCKS5 too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Socks5 {
+    On,
+    Off,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -293,6 +301,7 @@ impl Config {
             local,
             handover: read::handover(&mut reader, &inpod),
             inpod,
+            socks5: reader.either("UNSTABLE_ENABLE_SOCKS5", Socks5::On, Socks5::Off),
             dns,
             resolv_conf: reader.text_with_default("RESOLV_CONF").into(),
             same_node: read::same_node(&mut reader),

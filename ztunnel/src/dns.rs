@@ -5,14 +5,19 @@
 //!  app ── UDP or TCP 53 ──► 15053 ─► lookup ─┬─ names (pure): a service of the mesh ─► answer (pure)
 //!                                            └─ anything else ─► upstreams: ztunnel's resolv.conf, asked from inside the pod
 //! ```
-//! A forwarded response differs from the upstream's in its id alone, with one exception: of a name that the mesh answers,
-//! "no such name" to a question for another record type becomes "no such record", since the name does exist.
+//! A forwarded response differs from the upstream's in its id alone, with two exceptions: of a name that the mesh answers,
+//! "no such name" to a question for another record type becomes "no such record", since the name does exist; and where
+//! the pod has asked the same before, and what it was told still holds, it is told that again, with the shorter lives.
 //!
-//! Bounds: [`QUERIES_PER_POD`], [`QUERIES_PER_NODE`], [`CONNECTIONS_PER_POD`], [`QUERIES_PER_CONNECTION`]; a query has at
+//! Names of single pods of a headless service (`web-0.web.shop.svc.cluster.local`) are forwarded too: the control plane
+//! tells of the pods, but not of these names.
+//!
+//! Bounds: [`QUERIES_PER_POD`], [`QUERIES_PER_NODE`], [`CONNECTIONS_PER_POD`], [`QUERIES_PER_CONNECTION`], and those of [`cache`]; a query has at
 //! most [`message::MAX_QUERY`] bytes; a connection without a query in [`IDLE`] is closed. The listeners are on the pod's
 //! loopback, so that only the pod itself can ask.
 
 pub mod answer;
+pub mod cache;
 mod lookup;
 pub mod message;
 pub mod names;
@@ -67,8 +72,14 @@ pub struct Resolver {
 pub enum ResolveError {
     #[error("{0:?} is no host name")]
     NoName(String),
+    #[error("{0} can't be resolved: DNS is switched off (ISTIO_META_DNS_CAPTURE)")]
+    Off(String),
     #[error("{host} has no {family:?} address")]
     NoAddress { host: String, family: Family },
+    #[error(
+        "{host} can't be resolved: {QUERIES_PER_NODE} queries of this node's pods are being answered"
+    )]
+    Busy { host: String },
     #[error("{host} can't be resolved: {error}")]
     Upstream {
         host: String,
@@ -126,6 +137,12 @@ impl Resolver {
         if let Some(address) = self.pick(&pod.shared.mesh, workload, &name, family) {
             return address.ok_or_else(none);
         }
+        let _place = self
+            .in_flight
+            .try_acquire()
+            .map_err(|_| ResolveError::Busy {
+                host: host.to_owned(),
+            })?;
         let ask = async |transport| {
             let asked = self.upstreams.ask(self.way(pod), &query, transport).await;
             asked.map_err(|error| ResolveError::Upstream {

@@ -30,6 +30,16 @@ pub enum Failure {
     /// The pod is not proven to be the workload that it would speak as.
     #[error("{0}")]
     Unbound(#[from] Unbound),
+    /// What the application says to the SOCKS5 port is no request, or none that is served.
+    #[error("SOCKS5: {0}")]
+    Socks5(#[from] crate::socks5::Violation),
+    #[error("SOCKS5: the request was not complete within {0:?}")]
+    Socks5Slow(Duration),
+    #[error("SOCKS5: the client ended in the middle of its request")]
+    Socks5Unfinished,
+    /// A name was given instead of an address.
+    #[error("SOCKS5: {0}")]
+    Name(#[from] crate::dns::ResolveError),
     /// Where a destination stands in the mesh is not known, and must not be guessed.
     #[error("cannot learn what {key} is: {reason}")]
     Unlearned {
@@ -164,7 +174,12 @@ impl Failure {
             Self::Certificate { .. } | Self::Unvouched { .. } => Flag::IdentityError,
             Self::Tunnel(error) => tunnel_flag(error),
             Self::ClientProtocol(_) => Flag::H2HandshakeFailure,
-            Self::NotServed(_) | Self::Malformed(_) => Flag::BadRequest,
+            Self::NotServed(_)
+            | Self::Malformed(_)
+            | Self::Socks5(_)
+            | Self::Socks5Slow(_)
+            | Self::Socks5Unfinished => Flag::BadRequest,
+            Self::Name(_) => Flag::Dns,
             Self::Limit(_) => Flag::Limit,
             Self::PodGone | Self::Drained => Flag::None,
         }

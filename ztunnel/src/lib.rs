@@ -22,6 +22,7 @@ pub mod proxy;
 pub mod workers;
 
 pub mod outbound;
+pub mod socks5;
 
 pub mod inbound;
 pub mod proxy_protocol;

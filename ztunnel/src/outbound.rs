@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! 15001, pod → mesh: route, connect (elsewhere, if need be), relay. One connection's life, in order.
+//! 15001, pod → mesh: route, connect (elsewhere, if need be), relay. One connection's life, in order. What comes by
+//! SOCKS5 instead of capture joins it once its destination is known.
 //!
 //! A connection that may not or can't be opened is closed with RST, so that the application sees a failure and not an
 //! empty answer. There is no way around: what should have gone through a tunnel never goes without.
 
 mod attempts;
+mod client;
 mod gateway;
 mod hop;
 mod retry;
@@ -22,6 +24,7 @@ use tokio::net::TcpStream;
 use tracing::{Instrument as _, debug_span};
 
 use self::attempts::{Attempts, Connected};
+pub use self::client::Client;
 use self::hop::{Hop, Refused, Upstream};
 use crate::dns::upstreams::Way;
 use crate::endpoints::endpoint_of;
@@ -52,12 +55,35 @@ pub async fn serve(pod: Arc<PodProxy>, worker: WorkerId, client: TcpStream, peer
             return reset(client);
         }
     };
-    let caller = Caller {
-        pod: &pod,
+    let connection = Connection {
         worker,
         peer,
-        original: destination,
+        destination,
         source: &source,
+    };
+    carry_out(&pod, connection, Client::captured(client)).await;
+}
+
+/// A connection whose two ends are known.
+#[derive(Clone, Copy)]
+pub struct Connection<'a> {
+    pub worker: WorkerId,
+    /// The address it comes from, one of the pod's.
+    pub peer: SocketAddr,
+    /// Where it wants to go.
+    pub destination: SocketAddr,
+    /// Who opens it.
+    pub source: &'a Workload,
+}
+
+/// Routes and relays a connection, to its end.
+pub async fn carry_out(pod: &PodProxy, connection: Connection<'_>, client: Client) {
+    let caller = Caller {
+        pod,
+        worker: connection.worker,
+        peer: connection.peer,
+        original: connection.destination,
+        source: connection.source,
         trace: rand::random(),
     };
     let span = debug_span!("outbound", id = format_args!("{:032x}", caller.trace));
@@ -71,7 +97,7 @@ async fn identify(
     destination: SocketAddr,
 ) -> Result<Arc<Workload>, Failure> {
     // Before anything waits: such a connection comes from this very proxy.
-    if route::is_loop(destination, &[peer.ip()]) {
+    if pod.own_ports().is_loop(destination, &[peer.ip()]) {
         return Err(Failure::Loop(destination));
     }
     pod.workload_at(peer.ip()).await
@@ -90,17 +116,17 @@ struct Caller<'a> {
 }
 
 impl Caller<'_> {
-    async fn connection_of(&self, client: TcpStream) {
+    async fn connection_of(&self, client: Client) {
         if let Err(failure) = self.learn().await {
             let pod = self.pod;
             pod.refuse_early(Reporter::Source, self.peer, self.original, &failure);
-            return reset(client);
+            return client.refuse(&failure).await;
         }
         match self.hop(&[]).await {
             Ok(hop) => carry(self, client, hop).await,
             Err(refused) => {
-                self.refuse(refused);
-                reset(client);
+                let failure = self.refuse(refused);
+                client.refuse(&failure).await;
             }
         }
     }
@@ -184,6 +210,7 @@ impl Caller<'_> {
             source_ip: self.peer.ip(),
             destination: self.original,
             network: &self.pod.shared.settings.network,
+            own_ports: self.pod.own_ports(),
             seen: Seen {
                 standings,
                 tried,
@@ -192,21 +219,23 @@ impl Caller<'_> {
         }
     }
 
-    fn refuse(&self, Refused { reason, service }: Refused) {
+    fn refuse(&self, Refused { reason, service }: Refused) -> Failure {
+        let failure = Failure::from(reason);
         let (end, service) = (End::default(), service.as_deref());
         let labels = labels(self.source, end, service, Security::Unknown);
         let recorder = &self.pod.shared.recorder;
-        recorder.refuse_early(&labels, self.peer, self.original, &reason.into());
+        recorder.refuse_early(&labels, self.peer, self.original, &failure);
+        failure
     }
 }
 
-async fn carry(caller: &Caller<'_>, client: TcpStream, hop: Hop) {
+async fn carry(caller: &Caller<'_>, client: Client, hop: Hop) {
     let pod = caller.pod;
-    let reached = client.local_addr().map(canonical).ok();
+    let reached = client.reached();
     if hop.is_loop(reached) {
         let failure = Failure::Loop(hop.to);
         pod.refuse_early(Reporter::Source, caller.peer, hop.to, &failure);
-        return reset(client);
+        return client.refuse(&failure).await;
     }
     let tracked = pod.connections.track(caller.worker, None, hop.view(caller));
     let attempts = Attempts::new(caller, reached);
@@ -214,9 +243,14 @@ async fn carry(caller: &Caller<'_>, client: TcpStream, hop: Hop) {
     let Connected { upstream, using } = match connected {
         Ok(connected) => connected,
         Err(failure) => {
+            let refusal = client.refusal(&failure);
             record.close(Err(failure));
-            return reset(client);
+            return refusal.await;
         }
+    };
+    let client = match client.opened().await {
+        Ok(client) => client,
+        Err(error) => return record.close(Err(Failure::Copy(error.to_string()))),
     };
     let (meter, stop) = (record.meter(), tracked.stop());
     let result = match upstream {

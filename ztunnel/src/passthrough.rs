@@ -40,7 +40,7 @@ async fn connection(
     peer: SocketAddr,
     destination: SocketAddr,
 ) -> Result<(), Failure> {
-    if route::is_own_port(destination.port()) {
+    if pod.own_ports().contains(destination.port()) {
         reset(client);
         return Err(Failure::Loop(destination));
     }

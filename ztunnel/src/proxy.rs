@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One pod's listeners and what its connections share.
 //!
-//! In: a pod to serve. Out: three listeners inside its network namespace, whose connections run on the workers until they
+//! In: a pod to serve. Out: its listeners inside its network namespace, whose connections run on the workers until they
 //! end, the pod goes away or the process drains. Every socket of a pod is made inside its namespace.
 
 mod admission;
@@ -12,14 +12,14 @@ mod permission;
 mod proxies;
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener as StdListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener as StdListener};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use capture::Netns;
-use capture::contract::{INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT};
+use capture::contract::{INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, SOCKS5_PORT};
 use capture::socket::{ListenOptions, Transparent, TransparentState};
 use identity::{CertificateError, CertificateSource, Certificates, WorkloadCertificate};
 use mesh::Workload;
@@ -40,7 +40,9 @@ use self::binding::Held;
 use self::certificates::Patient;
 pub use self::local_pods::LocalPods;
 pub use self::proxies::{PodState, Proxies, Remaining};
-use crate::config::{Baggage, DecisionLog, InPod, Ipv6, OriginalSource, PortReuse, SameNode, Tcp};
+use crate::config::{
+    Baggage, DecisionLog, InPod, Ipv6, OriginalSource, PortReuse, SameNode, Socks5, Tcp,
+};
 use crate::connections::Connections;
 use crate::dns::{self, Resolver};
 use crate::endpoints::Endpoints;
@@ -53,8 +55,9 @@ use crate::on_demand::OnDemand;
 use crate::pods::{Pod, PodInfo, PodUid};
 use crate::record::{End, Labels, Recorder, Reporter, Security};
 use crate::relaying::POD_GONE;
+use crate::route::{self, OwnPorts};
 use crate::workers::{Place, WorkerId, Workers};
-use crate::{inbound, outbound, passthrough, route};
+use crate::{inbound, outbound, passthrough, socks5};
 
 /// How long a pod that is removed may take to tell its peers. Its runtime waits for it.
 const FAREWELL: Duration = Duration::from_millis(250);
@@ -101,6 +104,7 @@ pub struct Settings {
     pub network: Arc<str>,
     pub inpod: InPod,
     pub same_node: SameNode,
+    pub socks5: Socks5,
     pub tcp: Tcp,
     pub hbone: hbone::Config,
     pub baggage: Baggage,
@@ -116,22 +120,45 @@ pub enum StartError {
     Addresses(io::Error),
 }
 
-/// Which of a pod's three listeners took a connection.
+/// Which of a pod's listeners took a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Entrance {
     Outbound,
     Hbone,
     Plaintext,
+    Socks5,
 }
 
 impl Entrance {
-    const ALL: [Self; 3] = [Self::Hbone, Self::Plaintext, Self::Outbound];
+    /// Those that are open, in the order of their opening.
+    fn all(socks5: Socks5) -> &'static [Self] {
+        match socks5 {
+            Socks5::On => &[Self::Hbone, Self::Plaintext, Self::Outbound, Self::Socks5],
+            Socks5::Off => &[Self::Hbone, Self::Plaintext, Self::Outbound],
+        }
+    }
+
+    fn listen(self, netns: &Netns, inpod: &InPod) -> io::Result<(StdListener, TransparentState)> {
+        let options = listen_options(inpod);
+        if self != Self::Socks5 {
+            return capture::socket::listen(netns, self.port(), options);
+        }
+        // For the pod itself alone, whose connections have no address but this to have been meant for.
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port()));
+        let options = ListenOptions {
+            transparent: Transparent::Off,
+            v6: false,
+            ..options
+        };
+        capture::socket::listen_at(netns, address, options)
+    }
 
     fn port(self) -> u16 {
         match self {
             Self::Outbound => OUTBOUND_PORT,
             Self::Hbone => INBOUND_HBONE_PORT,
             Self::Plaintext => INBOUND_PLAINTEXT_PORT,
+            Self::Socks5 => SOCKS5_PORT,
         }
     }
 
@@ -140,12 +167,13 @@ impl Entrance {
             Self::Outbound => "outbound",
             Self::Hbone => "inbound",
             Self::Plaintext => "passthrough",
+            Self::Socks5 => "socks5",
         }
     }
 
     fn reporter(self) -> Reporter {
         match self {
-            Self::Outbound => Reporter::Source,
+            Self::Outbound | Self::Socks5 => Reporter::Source,
             Self::Hbone | Self::Plaintext => Reporter::Destination,
         }
     }
@@ -194,14 +222,10 @@ impl PodProxy {
         let home = shared.workers.assign_home();
         let mut listeners = Vec::new();
         let mut transparent = TransparentState::On;
-        for entrance in Entrance::ALL {
+        for &entrance in Entrance::all(shared.settings.socks5) {
             let listener = match inherited.take(entrance.name()) {
                 Some(socket) => inherit(socket),
-                None => capture::socket::listen(
-                    &pod.netns,
-                    entrance.port(),
-                    listen_options(&shared.settings.inpod),
-                ),
+                None => entrance.listen(&pod.netns, &shared.settings.inpod),
             };
             let listener = listener.and_then(|(listener, state)| {
                 let _on_its_worker = shared.workers.enter(home);
@@ -211,7 +235,7 @@ impl PodProxy {
                 port: entrance.port(),
                 error,
             })?;
-            if state == TransparentState::Off {
+            if state == TransparentState::Off && entrance != Entrance::Socks5 {
                 transparent = TransparentState::Off;
             }
             listeners.push((entrance, Arc::new(listener)));
@@ -345,6 +369,7 @@ impl PodProxy {
                 Entrance::Outbound => outbound::serve(self, worker, socket, peer).await,
                 Entrance::Hbone => inbound::serve(self, worker, socket, peer, half_open).await,
                 Entrance::Plaintext => passthrough::serve(self, worker, socket, peer).await,
+                Entrance::Socks5 => socks5::serve(self, worker, socket, peer).await,
             }
         };
         tokio::select! {
@@ -368,6 +393,11 @@ impl PodProxy {
         identity: &SpiffeId,
     ) -> Result<Arc<WorkloadCertificate>, CertificateError> {
         self.certificates.certificate(identity).await
+    }
+
+    /// Ports inside the pod that nothing may be carried to.
+    pub fn own_ports(&self) -> OwnPorts {
+        OwnPorts::with(self.shared.settings.socks5)
     }
 
     pub fn drain_signal(&self) -> DrainSignal {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the three lives of connections share: where one wanted to go, and how it ended.
+//! What the lives of connections share: where one wanted to go, and how it ended.
 
 use std::io;
 use std::net::SocketAddr;

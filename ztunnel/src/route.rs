@@ -37,6 +37,7 @@ use mesh::{
 use rand::Rng;
 use spiffe::SpiffeId;
 
+use crate::config::Socks5;
 use crate::hostnames::HostError;
 
 use gateway::through_gateway;
@@ -48,11 +49,32 @@ use unresolved::Place;
 pub use unresolved::Unresolved;
 
 /// Ports of the proxy itself: a connection to them inside the pod would come back to us.
-const OWN_PORTS: [u16; 3] = [
-    capture::contract::OUTBOUND_PORT,
-    capture::contract::INBOUND_PLAINTEXT_PORT,
-    capture::contract::INBOUND_HBONE_PORT,
-];
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OwnPorts(Socks5);
+
+impl OwnPorts {
+    /// Those of a proxy that offers SOCKS5, or does not: then its port is the application's to use.
+    pub fn with(socks5: Socks5) -> Self {
+        Self(socks5)
+    }
+
+    /// Whether it is one of them.
+    pub fn contains(self, port: u16) -> bool {
+        use capture::contract::{INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT};
+        match port {
+            OUTBOUND_PORT | INBOUND_PLAINTEXT_PORT | INBOUND_HBONE_PORT => true,
+            capture::contract::SOCKS5_PORT => self.0 == Socks5::On,
+            _ => false,
+        }
+    }
+
+    /// Whether a connection to this destination would come back to the proxy of the pod that these addresses belong to.
+    pub fn is_loop(self, destination: SocketAddr, pod: &[IpAddr]) -> bool {
+        let ip = destination.ip();
+        self.contains(destination.port())
+            && (ip.is_loopback() || ip.is_unspecified() || pod.contains(&ip))
+    }
+}
 
 /// A connection that a pod opens.
 #[derive(Debug, Clone, Copy)]
@@ -65,6 +87,8 @@ pub struct Outbound<'a> {
     pub destination: SocketAddr,
     /// The network that this proxy serves.
     pub network: &'a str,
+    /// Where a connection must not lead inside the pod.
+    pub own_ports: OwnPorts,
     /// What is known of endpoints beside the mesh.
     pub seen: Seen<'a>,
 }
@@ -236,18 +260,6 @@ impl std::fmt::Display for Role {
     }
 }
 
-/// Whether this is a port of the proxy itself, to which nothing may be forwarded inside a pod.
-pub fn is_own_port(port: u16) -> bool {
-    OWN_PORTS.contains(&port)
-}
-
-/// Whether a connection to this destination would come back to the proxy of the pod that these addresses belong to.
-pub fn is_loop(destination: SocketAddr, pod: &[IpAddr]) -> bool {
-    let ip = destination.ip();
-    is_own_port(destination.port())
-        && (ip.is_loopback() || ip.is_unspecified() || pod.contains(&ip))
-}
-
 /// Decides where a connection goes.
 pub fn route(store: &Store, connection: Outbound<'_>, rng: &mut impl Rng) -> Route {
     let connection = Outbound {
@@ -281,7 +293,10 @@ fn decide(
 ) -> Result<Route, Refusal> {
     let source = connection.source;
     let own = [connection.source_ip];
-    if is_loop(connection.destination, &own) || is_loop(connection.destination, &source.addresses) {
+    let own_ports = connection.own_ports;
+    if own_ports.is_loop(connection.destination, &own)
+        || own_ports.is_loop(connection.destination, &source.addresses)
+    {
         return Err(Refusal::Loop(connection.destination));
     }
     if let Some(service) = meant

@@ -132,6 +132,28 @@ fn a_pod_speaks_from_its_own_addresses_alone() {
 }
 
 #[test]
+fn a_connection_without_an_address_gets_one_that_the_pod_has_of_the_destinations_family() {
+    let store = store([described("c", "web", "web", &["10.0.0.1", "fd00::1"])]);
+    let towards = |held: &[&str], to: &str| {
+        let handed = Handed {
+            info: &pod("web", "web"),
+            held: &held.iter().map(|text| ip(text)).collect(),
+        };
+        let found = handed.workload_towards(&store, ip(to));
+        found
+            .map(|(_, own)| own.to_string())
+            .map_err(|unbound| unbound.to_string())
+    };
+    let own = |text: &str| Ok(text.to_owned());
+    let both = ["127.0.0.1", "10.0.0.1", "fd00::1"];
+    assert_eq!(towards(&both, "10.9.9.9"), own("10.0.0.1"));
+    assert_eq!(towards(&both, "fd99::9"), own("fd00::1"));
+    assert_eq!(towards(&["10.0.0.1"], "fd99::9"), own("10.0.0.1"));
+    let foreign = towards(&["127.0.0.1", "10.0.0.2"], "10.9.9.9").unwrap_err();
+    assert!(foreign.contains("none of the addresses"), "{foreign}");
+}
+
+#[test]
 fn plaintext_reaches_a_pod_at_its_own_addresses_alone() {
     let store = store([
         described("c", "web", "web", &["10.0.0.1"]),

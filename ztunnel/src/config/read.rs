@@ -21,11 +21,6 @@ pub(super) fn refuse_what_is_not_there(reader: &mut Reader<'_>) {
         "self-signed test certificates are not part of this build; set CA_ADDRESS",
     );
     reader.refuse_when(
-        "UNSTABLE_ENABLE_SOCKS5",
-        "true",
-        "the SOCKS5 listener is not supported yet; leave it unset",
-    );
-    reader.refuse_when(
         "TLS12_ENABLED",
         "true",
         "only TLS 1.3 is spoken; leave it unset",
@@ -45,7 +40,7 @@ pub(super) fn refuse_what_is_not_there(reader: &mut Reader<'_>) {
         "restricted key exchange is not supported yet; leave it unset",
     );
     reader.one_of("PROXY_MODE", &["shared", "dedicated"]);
-    for name in ["FAKE_CA", "UNSTABLE_ENABLE_SOCKS5", "TLS12_ENABLED"] {
+    for name in ["FAKE_CA", "TLS12_ENABLED"] {
         reader.one_of(name, &["true", "false"]);
     }
     reader.one_of("ENABLE_PROXY", &["true", "false"]);

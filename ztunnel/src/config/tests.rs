@@ -141,7 +141,6 @@ fn all_mistakes_are_reported_at_once_with_their_variables() {
 fn what_this_build_does_not_do_is_refused_by_name() {
     let cases = [
         ("FAKE_CA", "true"),
-        ("UNSTABLE_ENABLE_SOCKS5", "true"),
         ("TLS12_ENABLED", "true"),
         ("ENABLE_PROXY", "false"),
         ("PROXY_MODE", "dedicated"),
@@ -151,6 +150,16 @@ fn what_this_build_does_not_do_is_refused_by_name() {
     for (name, value) in cases {
         assert_eq!(mistakes(&[(name, value)]), [name], "{name}={value}");
     }
+}
+
+#[test]
+fn socks5_is_offered_where_that_is_asked_for() {
+    assert_eq!(config(&[]).socks5, Socks5::Off);
+    let said = |word: &str| config(&[("UNSTABLE_ENABLE_SOCKS5", word)]).socks5;
+    assert_eq!(said("true"), Socks5::On);
+    assert_eq!(said("false"), Socks5::Off);
+    let unclear = [("UNSTABLE_ENABLE_SOCKS5", "maybe")];
+    assert_eq!(mistakes(&unclear), ["UNSTABLE_ENABLE_SOCKS5"]);
 }
 
 #[test]

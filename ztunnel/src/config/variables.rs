@@ -244,6 +244,11 @@ pub const VARIABLES: &[Variable] = &[
         "false",
         "policy decisions at info",
     ),
+    variable(
+        "UNSTABLE_ENABLE_SOCKS5",
+        "false",
+        "true: pods can reach the mesh by SOCKS5 at 127.0.0.1:15080",
+    ),
 ];
 
 /// Known by name and refused where they ask for what this build doesn't do.
@@ -251,7 +256,6 @@ pub const REFUSED: &[Variable] = &[
     variable("PROXY_MODE", "shared", "only shared"),
     variable("ENABLE_PROXY", "true", "only true"),
     variable("FAKE_CA", "false", "only false"),
-    variable("UNSTABLE_ENABLE_SOCKS5", "false", "only false"),
     variable("TLS12_ENABLED", "false", "only false"),
     variable("COMPLIANCE_POLICY", "", "must be unset"),
 ];

@@ -2,10 +2,12 @@
 //! One query's life, in order: read, know who asks, ask the mesh, forward or answer, write it down.
 
 use std::net::SocketAddr;
+use std::time::Instant;
 
-use tokio::time::Instant;
+use parking_lot::Mutex;
 
 use super::answer::{self, ExtendedError, Transport};
+use super::cache::Cache;
 use super::message::{self, Query, QueryError, Rcode};
 use super::names::{self, Decision, Name};
 use super::record::{Asked, By, Labels};
@@ -74,6 +76,7 @@ impl Resolver {
     pub(super) async fn respond(
         &self,
         pod: &PodProxy,
+        cache: &Mutex<Cache>,
         arrival: Arrival,
         message: &[u8],
     ) -> Option<Vec<u8>> {
@@ -108,19 +111,50 @@ impl Resolver {
                 Some(answer::answer(&query, transport, &answer))
             }
             Decision::Forward(name) => {
-                Some(self.forward(pod, arrival, &query, &labels, name).await)
+                let known = cache.lock().response(&query, transport, Instant::now());
+                if let Some(response) = known {
+                    return Some(self.pass_on(pod, &query, response, name, By::Cache));
+                }
+                let asked = self.forward(pod, arrival, &query, &labels).await;
+                Some(match asked {
+                    Ok(response) => {
+                        cache
+                            .lock()
+                            .keep(&query, transport, &response, Instant::now());
+                        self.pass_on(pod, &query, response, name, By::Upstream)
+                    }
+                    Err(refused) => refused,
+                })
             }
         }
     }
 
+    /// What an upstream server has said, as far as it is true of a name of the mesh.
+    fn pass_on(
+        &self,
+        pod: &PodProxy,
+        query: &Query,
+        mut response: Vec<u8>,
+        name: Name,
+        by: By,
+    ) -> Vec<u8> {
+        if name == Name::OfTheMesh {
+            message::deny_record_only(&mut response);
+        }
+        let rcode = message::rcode_of(&response);
+        let answers = usize::from(message::answer_count(&response));
+        self.lookups.answered(&pod.info, query, rcode, answers, by);
+        response
+    }
+
+    /// The upstream's response, or the refusal where none came.
     async fn forward(
         &self,
         pod: &PodProxy,
         arrival: Arrival,
         query: &Query,
         labels: &Labels,
-        name: Name,
-    ) -> Vec<u8> {
+    ) -> Result<Vec<u8>, Vec<u8>> {
         self.lookups.forwarded(labels);
         let asked_at = Instant::now();
         let asked = self
@@ -128,20 +162,13 @@ impl Resolver {
             .ask(self.way(pod), query, arrival.transport)
             .await;
         match asked {
-            Ok(mut response) => {
+            Ok(response) => {
                 self.lookups.upstream_answered(labels, asked_at.elapsed());
-                if name == Name::OfTheMesh {
-                    message::deny_record_only(&mut response);
-                }
-                let rcode = message::rcode_of(&response);
-                let answers = usize::from(message::answer_count(&response));
-                self.lookups
-                    .answered(&pod.info, query, rcode, answers, By::Upstream);
-                response
+                Ok(response)
             }
             Err(error) => {
                 self.lookups.upstream_failed(labels);
-                self.refuse(pod, arrival, query, &Refusal::Upstream(error))
+                Err(self.refuse(pod, arrival, query, &Refusal::Upstream(error)))
             }
         }
     }

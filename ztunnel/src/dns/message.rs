@@ -65,6 +65,7 @@ impl RecordType {
     pub const CNAME: Self = Self(5);
     pub const AAAA: Self = Self(28);
     pub const OPT: Self = Self(41);
+    pub const SOA: Self = Self(6);
     const IXFR: Self = Self(251);
     const AXFR: Self = Self(252);
 
@@ -437,7 +438,7 @@ pub fn records_in(response: &[u8], family: Family) -> Vec<(IpAddr, Duration)> {
         if record.class != CLASS_IN || record.record_type != family.record_type() {
             continue;
         }
-        let seconds = u32::from_be_bytes(record.ttl);
+        let seconds = record.seconds();
         let data = &response[record.data];
         let address = match family {
             Family::V4 => <[u8; 4]>::try_from(data).ok().map(IpAddr::from),
@@ -446,6 +447,53 @@ pub fn records_in(response: &[u8], family: Family) -> Vec<(IpAddr, Duration)> {
         found.extend(address.map(|address| (address, Duration::from_secs(seconds.into()))));
     }
     found
+}
+
+/// Where each record but EDNS says how long it lives, with the record; none where not all of the message can be read.
+fn lives(response: &[u8]) -> Option<Vec<RawRecord>> {
+    let counts = counts(response);
+    let mut at = HEADER;
+    for _question in 0..counts[0] {
+        at = skip_name(response, at)? + 4;
+    }
+    let mut found = Vec::new();
+    for _record in 0..counts[1..].iter().map(|count| u32::from(*count)).sum() {
+        let record = record_at(response, at)?;
+        at = record.data.end;
+        if record.record_type != RecordType::OPT {
+            found.push(record);
+        }
+    }
+    (at == response.len()).then_some(found)
+}
+
+/// The shortest life, in seconds, that a response states for any of its records; none where there are none or not all of
+/// it can be read.
+pub fn shortest_life(response: &[u8]) -> Option<u32> {
+    let lives = lives(response)?;
+    lives.iter().map(RawRecord::seconds).min()
+}
+
+/// How long, in seconds, it holds that what was asked for does not exist: as the zone's SOA record says (RFC 2308 §5).
+pub fn life_of_absence(response: &[u8]) -> Option<u32> {
+    const MINIMUM: usize = 4;
+    let lives = lives(response)?;
+    let zone = lives
+        .iter()
+        .find(|record| record.record_type == RecordType::SOA)?;
+    let data = &response[zone.data.clone()];
+    let minimum = data.last_chunk::<MINIMUM>()?;
+    let shortest = lives.iter().map(RawRecord::seconds).min()?;
+    Some(u32::from_be_bytes(*minimum).min(shortest))
+}
+
+/// Takes so many seconds from the life of each record. What can't be read stays as it is.
+pub fn age(response: &mut [u8], seconds: u32) {
+    for record in lives(response).unwrap_or_default() {
+        let left = record.seconds().saturating_sub(seconds);
+        let at = record.data.start - 6;
+        response[at..at + 4].copy_from_slice(&left.to_be_bytes());
+    }
 }
 
 /// Questions, answers, authorities, additional records.
@@ -498,6 +546,12 @@ struct RawRecord {
     class: u16,
     ttl: [u8; 4],
     data: Range<usize>,
+}
+
+impl RawRecord {
+    fn seconds(&self) -> u32 {
+        u32::from_be_bytes(self.ttl)
+    }
 }
 
 fn record_at(message: &[u8], at: usize) -> Option<RawRecord> {

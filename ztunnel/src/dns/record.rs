@@ -98,6 +98,8 @@ impl Labels {
 pub(super) enum By {
     Mesh,
     Upstream,
+    /// An upstream server, before.
+    Cache,
 }
 
 impl Lookups {
@@ -155,6 +157,7 @@ impl Lookups {
                 by = match by {
                     By::Mesh => "mesh",
                     By::Upstream => "upstream",
+                    By::Cache => "cache",
                 },
             },
             "lookup"

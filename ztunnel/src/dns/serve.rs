@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use capture::Netns;
 use capture::socket::{ListenOptions, Transparent};
+use parking_lot::Mutex;
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -22,6 +23,7 @@ use tokio::time::timeout;
 use tracing::{Instrument as _, debug, info_span, warn};
 
 use super::answer::Transport;
+use super::cache::Cache;
 use super::lookup::{Arrival, Refusal};
 use super::message::{MAX_QUERY, QueryError};
 use super::upstreams::framed;
@@ -81,6 +83,7 @@ struct Asking {
     pod: Arc<PodProxy>,
     resolver: Arc<Resolver>,
     in_flight: Arc<Semaphore>,
+    cache: Mutex<Cache>,
 }
 
 /// Holds a query's places.
@@ -95,6 +98,7 @@ pub fn serve(pod: &Arc<PodProxy>, resolver: &Arc<Resolver>, listeners: Listeners
         pod: Arc::clone(pod),
         resolver: Arc::clone(resolver),
         in_flight: Arc::new(Semaphore::new(QUERIES_PER_POD)),
+        cache: Mutex::default(),
     });
     let span = || info_span!("dns_proxy", wl = %pod.info);
     for socket in listeners.udp {
@@ -179,7 +183,7 @@ impl Asking {
             let _places = places;
             let response = asking
                 .resolver
-                .respond(&asking.pod, arrival, &message)
+                .respond(&asking.pod, &asking.cache, arrival, &message)
                 .await;
             if let Some(response) = response
                 && let Err(error) = socket.send_to(&response, peer).await
@@ -256,7 +260,10 @@ impl Asking {
                     let (asking, responses) = (Arc::clone(&self), responses.clone());
                     under_way.spawn(async move {
                         let _places = places;
-                        let responded = asking.resolver.respond(&asking.pod, arrival, &message);
+                        let responded =
+                            asking
+                                .resolver
+                                .respond(&asking.pod, &asking.cache, arrival, &message);
                         if let Some(response) = responded.await {
                             let _gone = responses.send(response).await;
                         }

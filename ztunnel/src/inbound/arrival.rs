@@ -199,8 +199,9 @@ impl Arrivals {
         let (reached, authority) = (self.reached.ip(), &request.authority);
         route::accept_destination(&store, &workload, reached, network, authority)
             .map_err(refused)?;
-        let hop =
-            route::next_hop(&store, &workload, reached, network, authority).map_err(refused)?;
+        let own_ports = pod.own_ports();
+        let hop = route::next_hop(&store, &workload, reached, network, own_ports, authority)
+            .map_err(refused)?;
         let named = forwarded_host(request);
         let service =
             route::destination_service(&hop.services, &workload, hop.destination.port(), named);

@@ -28,7 +28,7 @@ impl PodProxy {
             _connection: connection,
             half_open: match entrance {
                 Entrance::Hbone => Some(self.gates.half_open_tunnels.enter(peer.ip())),
-                Entrance::Outbound | Entrance::Plaintext => None,
+                Entrance::Outbound | Entrance::Plaintext | Entrance::Socks5 => None,
             },
         })
     }

@@ -97,10 +97,20 @@ impl PodProxy {
             .await
     }
 
-    async fn wait(
+    /// The workload that this pod is and an address that it speaks from, for a connection that came by loopback and so
+    /// has no such address itself.
+    pub async fn workload_towards(
         &self,
-        ask: impl Fn(Handed<'_>, &Store) -> Result<Arc<Workload>, Unbound>,
-    ) -> Result<Arc<Workload>, Failure> {
+        destination: IpAddr,
+    ) -> Result<(Arc<Workload>, IpAddr), Failure> {
+        self.wait(|handed, store| handed.workload_towards(store, destination))
+            .await
+    }
+
+    async fn wait<T>(
+        &self,
+        ask: impl Fn(Handed<'_>, &Store) -> Result<T, Unbound>,
+    ) -> Result<T, Failure> {
         let unbound = match self.bound(&ask) {
             Ok(workload) => return Ok(workload),
             Err(unbound) if !unbound.may_pass() => return Err(unbound.into()),
@@ -110,11 +120,11 @@ impl PodProxy {
         Box::pin(self.wait_on(unbound, ask)).await
     }
 
-    async fn wait_on(
+    async fn wait_on<T>(
         &self,
         mut unbound: Unbound,
-        ask: impl Fn(Handed<'_>, &Store) -> Result<Arc<Workload>, Unbound>,
-    ) -> Result<Arc<Workload>, Failure> {
+        ask: impl Fn(Handed<'_>, &Store) -> Result<T, Unbound>,
+    ) -> Result<T, Failure> {
         let deadline = self.patience(&unbound);
         // Subscribed before asking: a change in between is not missed.
         let mut changes = self.shared.mesh.changes();
@@ -146,10 +156,10 @@ impl PodProxy {
     }
 
     /// Asks with what is known of the pod's addresses, and with what the kernel says now if that is not enough.
-    fn bound(
+    fn bound<T>(
         &self,
-        ask: impl Fn(Handed<'_>, &Store) -> Result<Arc<Workload>, Unbound>,
-    ) -> Result<Arc<Workload>, Unbound> {
+        ask: impl Fn(Handed<'_>, &Store) -> Result<T, Unbound>,
+    ) -> Result<T, Unbound> {
         let with = |held: &BTreeSet<IpAddr>| {
             let info = &self.info;
             ask(Handed { info, held }, &self.shared.mesh.read())

@@ -9,7 +9,7 @@ use http::StatusCode;
 use mesh::workload::ApplicationProtocol;
 use mesh::{Found, GatewayAddress, Service, Store, Workload, balance};
 
-use super::{backs, is_own_port, referenced};
+use super::{OwnPorts, backs, referenced};
 
 /// Why a tunnelled connection is not served.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -115,7 +115,7 @@ pub struct Announced {
     pub service: Option<Arc<str>>,
 }
 
-/// Decides where an accepted connection goes. `network` is that of this proxy.
+/// Decides where an accepted connection goes. `network` is that of this proxy, `own_ports` lead nowhere.
 ///
 /// # Errors
 /// Says why it cannot go anywhere.
@@ -124,6 +124,7 @@ pub fn next_hop(
     local: &Workload,
     reached: IpAddr,
     network: &str,
+    own_ports: OwnPorts,
     authority: &Authority,
 ) -> Result<NextHop, InboundRefusal> {
     let (port, services) = match authority {
@@ -140,7 +141,7 @@ pub fn next_hop(
             (target, vec![service.clone()])
         }
     };
-    if is_own_port(port) {
+    if own_ports.contains(port) {
         return Err(InboundRefusal::Loop(port));
     }
     let mut hop = NextHop {
@@ -163,7 +164,7 @@ pub fn next_hop(
                 .ok_or_else(|| InboundRefusal::NoVip(host.clone()))?,
         };
         let port = tunnel.port.unwrap_or(port);
-        if is_own_port(port) {
+        if own_ports.contains(port) {
             return Err(InboundRefusal::Loop(port));
         }
         hop.destination.set_port(port);

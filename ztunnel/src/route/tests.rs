@@ -16,6 +16,7 @@ use super::*;
 
 const SERVICE: &str = "cart.shop.svc.cluster.local";
 const WAYPOINT: &str = "wp.shop.svc.cluster.local";
+const OWN_PORTS: OwnPorts = OwnPorts(Socks5::Off);
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -146,6 +147,7 @@ fn routed(mesh: &Mesh, source: &Workload, destination: &str) -> Route {
         source_ip: source.addresses[0],
         destination: destination.parse().unwrap(),
         network: "",
+        own_ports: OWN_PORTS,
         seen: unseen(),
     };
     route(&mesh.0, connection, &mut StdRng::seed_from_u64(3))
@@ -506,6 +508,7 @@ fn a_weighted_waypoint_is_drawn_for_each_connection() {
         source_ip: client.addresses[0],
         destination: "10.96.0.2:80".parse().unwrap(),
         network: "",
+        own_ports: OWN_PORTS,
         seen: unseen(),
     };
     let drawn = (0..1000).filter(|_| {

@@ -16,7 +16,8 @@ use crate::harness::{Node, SERVER, SERVICE};
 const PORT: u16 = 15053;
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const ECHO: &str = "echo.default.svc.cluster.local";
-const PATIENCE: Duration = Duration::from_secs(10);
+/// More than a young pod is waited for.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Answers every question with bytes that no library would write, after a while that the name gives.
 struct Upstream {
@@ -70,6 +71,12 @@ fn respond(query: &[u8]) -> Option<Vec<u8>> {
         std::thread::park_timeout(Duration::from_millis(700));
     }
     let mut response = query.to_vec();
+    if asked_for(b"holds") {
+        response[2..8].copy_from_slice(&[0x81, 0x80, 0, 1, 0, 1]);
+        // The name above, A, IN, for two minutes.
+        response.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 120, 0, 4, 192, 0, 2, 7]);
+        return Some(response);
+    }
     // Flags and a code that mean nothing to anybody, and a tail that is no record.
     response[2] |= 0x80;
     response[3] = 0x5b;
@@ -252,6 +259,25 @@ async fn everything_else_comes_back_as_the_upstream_gave_it() {
         8
     );
     assert_eq!(node.counted("istio_dns_upstream_failures_total", &[]), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_still_holds_is_not_asked_for_again_by_the_same_pod() {
+    let (node, _agent) = Node::start_with_settings(&[LOGGED]).await;
+    let upstream = Upstream::start(&node.server);
+    for pod in [&node.client, &node.client, &node.server, &node.client] {
+        let asked = question("holds.example", 1);
+        let response = over_udp(pod, LOOPBACK, &asked);
+        assert_eq!(response[..2], asked[..2], "the id of this very question");
+        assert_eq!(addresses(&response), ["192.0.2.7"]);
+        let seconds = response[response.len() - 7];
+        assert!((60..=120).contains(&seconds), "{seconds} s");
+    }
+    assert_eq!(upstream.asked(), 2, "once by each pod");
+    assert_eq!(node.counted("istio_dns_requests_total", &[]), 4);
+    assert_eq!(node.counted("istio_dns_upstream_requests_total", &[]), 2);
+    node.logged(&["lookup", "domain=\"holds.example.\"", "by=\"cache\""])
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

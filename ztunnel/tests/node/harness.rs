@@ -33,7 +33,7 @@ pub(crate) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 pub(crate) const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 9);
 /// On the client's loopback too, and unknown to the mesh.
 pub(crate) const UNKNOWN: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 8);
-const APPLICATION_PORT: u16 = 8080;
+pub(crate) const APPLICATION_PORT: u16 = 8080;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) struct Node {

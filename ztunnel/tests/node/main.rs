@@ -24,4 +24,5 @@ mod release;
 mod resilience;
 mod robustness;
 mod same_node;
+mod socks5;
 mod tunnel;

@@ -15,6 +15,7 @@ use proptest::prelude::*;
 
 use super::{described, pod};
 use crate::binding::Handed;
+use crate::config::Socks5;
 use crate::pods::{Action, Pod, PodUid, Pods};
 use crate::route::{self, Outbound, Route};
 
@@ -273,6 +274,7 @@ impl World {
             source_ip: address_of(client.address),
             destination: (destination, 80).into(),
             network: "",
+            own_ports: route::OwnPorts::with(Socks5::Off),
             seen: Seen {
                 standings: &standings,
                 tried: &tried,

@@ -279,6 +279,15 @@ fn a_headless_service_is_answered_with_its_endpoints() {
         ..endpoint("d", &headless, &["10.0.0.4"])
     });
     check(&store, "web", "10.0.0.1 10.0.0.2");
+    // Its single pods are not told to the mesh by the names that they have there, so upstream answers.
+    for pod in [
+        "a.web",
+        "a.web.shop",
+        "a.web.shop.svc",
+        "a.web.shop.svc.cluster.local",
+    ] {
+        check(&store, pod, "forward");
+    }
     assert_eq!(asked(&store, CLIENT, "web", RecordType::AAAA), "fd00::1");
     store.upsert_service(Service {
         load_balancer: LoadBalancer {

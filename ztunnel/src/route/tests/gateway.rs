@@ -192,6 +192,7 @@ fn an_address_of_another_network_is_no_destination() {
         source_ip: source.addresses[0],
         destination: "10.0.0.2:8080".parse().unwrap(),
         network: "elsewhere",
+        own_ports: OWN_PORTS,
         seen: unseen(),
     };
     let route = route(&mesh.0, connection, &mut StdRng::seed_from_u64(3));
@@ -258,6 +259,7 @@ fn without_preference_both_networks_serve_by_their_capacity() {
         source_ip: client.addresses[0],
         destination: "10.96.0.2:80".parse().unwrap(),
         network: "",
+        own_ports: OWN_PORTS,
         seen: unseen(),
     };
     let mut rng = StdRng::seed_from_u64(7);
@@ -380,6 +382,7 @@ proptest! {
             source_ip: client.addresses[0],
             destination: "10.96.0.2:80".parse().unwrap(),
             network: "",
+            own_ports: OWN_PORTS,
             seen: unseen(),
         };
         let decided = route(&mesh.0, connection, &mut StdRng::seed_from_u64(seed));

@@ -95,7 +95,14 @@ fn an_application_that_tunnels_itself_accepts_anything() {
 #[track_caller]
 fn check_hop(local: &Workload, asked: &str, expected: &str) {
     let mesh = Mesh::of([local.clone()]).with(cart());
-    let hop = next_hop(&mesh.0, local, ip("10.0.0.2"), "", &authority(asked));
+    let hop = next_hop(
+        &mesh.0,
+        local,
+        ip("10.0.0.2"),
+        "",
+        OWN_PORTS,
+        &authority(asked),
+    );
     let line = match hop {
         Ok(hop) => {
             let services: Vec<_> = hop
@@ -148,6 +155,24 @@ fn the_proxys_own_ports_are_no_next_hop() {
         let expected = format!("port {port} is a port of this pod's own proxy");
         check_hop(&server(), &format!("10.0.0.2:{port}"), &expected);
     }
+    let free = "10.0.0.2:15080 cart.shop.svc.cluster.local";
+    check_hop(&server(), "10.0.0.2:15080", free);
+}
+
+#[test]
+fn the_port_of_socks5_is_the_proxys_own_only_where_that_is_offered() {
+    let mesh = Mesh::of([server()]);
+    // By itself, and where the control plane moves a connection to.
+    let moved = tunnelled(ApplicationProtocol::None, Some(15080));
+    for (local, asked) in [(server(), "10.0.0.2:15080"), (moved, "10.0.0.2:80")] {
+        let hop = |socks5| {
+            let own_ports = OwnPorts::with(socks5);
+            let reached = ip("10.0.0.2");
+            next_hop(&mesh.0, &local, reached, "", own_ports, &authority(asked))
+        };
+        assert_eq!(hop(Socks5::On), Err(InboundRefusal::Loop(15080)));
+        assert_eq!(hop(Socks5::Off).unwrap().destination.port(), 15080);
+    }
 }
 
 fn tunnelled(protocol: ApplicationProtocol, port: Option<u16>) -> Workload {
@@ -181,7 +206,14 @@ fn check_announced(services: &[Service], asked: &str, expected: &str) {
     for service in services {
         mesh = mesh.with(service.clone());
     }
-    let hop = next_hop(&mesh.0, &local, ip("10.0.0.2"), "here", &authority(asked));
+    let hop = next_hop(
+        &mesh.0,
+        &local,
+        ip("10.0.0.2"),
+        "here",
+        OWN_PORTS,
+        &authority(asked),
+    );
     let line = match hop.map(|hop| hop.announced) {
         Ok(Some(announced)) => {
             let service = announced.service.as_deref().unwrap_or("none");
@@ -250,12 +282,22 @@ fn a_host_name_without_any_address_cannot_be_announced_and_is_refused() {
     let mesh = Mesh::of([server()]).with(with_vips(&[]));
     let asked = authority("cart.shop.svc.cluster.local:80");
     let local = tunnelled(ApplicationProtocol::None, None);
-    let refused = next_hop(&mesh.0, &local, ip("10.0.0.2"), "here", &asked);
+    let refused = next_hop(&mesh.0, &local, ip("10.0.0.2"), "here", OWN_PORTS, &asked);
     assert!(
         matches!(refused, Err(InboundRefusal::NoVip(_))),
         "{refused:?}"
     );
-    assert!(next_hop(&mesh.0, &server(), ip("10.0.0.2"), "here", &asked).is_ok());
+    assert!(
+        next_hop(
+            &mesh.0,
+            &server(),
+            ip("10.0.0.2"),
+            "here",
+            OWN_PORTS,
+            &asked
+        )
+        .is_ok()
+    );
 }
 
 #[test]
@@ -263,7 +305,7 @@ fn an_application_that_does_not_ask_is_told_nothing() {
     let mesh = Mesh::of([]).with(cart());
     for local in [server(), tunnelled(ApplicationProtocol::None, Some(15088))] {
         let asked = authority("10.96.0.2:80");
-        let hop = next_hop(&mesh.0, &local, ip("10.0.0.2"), "", &asked).unwrap();
+        let hop = next_hop(&mesh.0, &local, ip("10.0.0.2"), "", OWN_PORTS, &asked).unwrap();
         assert_eq!(hop.announced, None);
     }
 }

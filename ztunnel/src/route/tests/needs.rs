@@ -77,6 +77,7 @@ fn connection<'a>(
         source_ip: source.addresses[0],
         destination,
         network: HERE,
+        own_ports: OWN_PORTS,
         seen: Seen {
             standings,
             tried: &[],
