@@ -69,6 +69,7 @@ impl Directory {
             watcher,
             manifests: Manifests::default(),
             troubles: Troubles::default(),
+            unread: BTreeSet::new(),
         };
         std::thread::Builder::new()
             .name("cluster-directory".to_owned())
@@ -95,6 +96,9 @@ struct Reader {
     watcher: Watcher,
     manifests: Manifests,
     troubles: Troubles,
+    /// Files that are there and could not be read. Whatever it was may pass without their being touched: descriptors or
+    /// memory that are short, a disk or a server that comes back.
+    unread: BTreeSet<PathBuf>,
 }
 
 /// What can't be read or watched right now, other than single files.
@@ -148,7 +152,8 @@ impl Reader {
     /// Waits until something happened and then until it is quiet again. None when nobody reads any more.
     fn changes(&mut self) -> Option<Changes> {
         let mut changes = Changes::default();
-        let mut until = self.troubles.need_polling().then(|| Instant::now() + POLL);
+        let poll = self.troubles.need_polling() || !self.unread.is_empty();
+        let mut until = poll.then(|| Instant::now() + POLL);
         let mut latest = None;
         loop {
             match self.watcher.wait(until, self.closed.as_fd(), &mut changes) {
@@ -158,7 +163,7 @@ impl Reader {
                     let latest = *latest.get_or_insert_with(|| Instant::now() + LATEST);
                     until = Some(latest.min(Instant::now() + QUIET));
                 }
-                Ok(Woken::Timeout) if changes.is_empty() => return Some(Changes::everything()),
+                Ok(Woken::Timeout) if changes.is_empty() => return Some(self.another_look()),
                 Ok(Woken::Timeout) => return Some(changes),
                 Err(error) => {
                     // Not known to happen; then looking from time to time must do.
@@ -166,6 +171,17 @@ impl Reader {
                     return pause(POLL, self.closed.as_fd()).then(Changes::everything);
                 }
             }
+        }
+    }
+
+    /// At what could not be seen last time.
+    fn another_look(&self) -> Changes {
+        if self.troubles.need_polling() {
+            return Changes::everything();
+        }
+        Changes {
+            files: self.unread.clone(),
+            ..Changes::default()
         }
     }
 
@@ -281,8 +297,13 @@ impl Reader {
     }
 
     fn look_at_file(&mut self, path: &Path) {
+        self.unread.remove(path);
         match read(&self.root.join(path), limit(path)) {
             Found::Contents(contents) => self.manifests.read(path, contents),
+            Found::Unreadable(error) => {
+                self.unread.insert(path.to_owned());
+                self.manifests.read(path, Err(error.to_string()));
+            }
             Found::Nothing => self.manifests.forget(path),
         }
     }
@@ -290,6 +311,7 @@ impl Reader {
 
 enum Found {
     Contents(Contents),
+    Unreadable(io::Error),
     Nothing,
 }
 
@@ -328,6 +350,6 @@ fn read(path: &Path, limit: u64) -> Found {
     match contents {
         Ok(contents) => Found::Contents(contents),
         Err(error) if is_absence(&error) => Found::Nothing,
-        Err(error) => Found::Contents(Err(error.to_string())),
+        Err(error) => Found::Unreadable(error),
     }
 }

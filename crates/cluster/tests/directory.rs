@@ -530,3 +530,25 @@ async fn a_file_that_becomes_readable_is_read() {
     fs::set_permissions(cluster.path("a.yaml"), fs::Permissions::from_mode(0o644)).unwrap();
     cluster.becomes(&["a=1"]).await;
 }
+
+#[tokio::test]
+async fn a_file_that_could_not_be_read_is_tried_again_untouched() {
+    // What hinders, a link that leads to itself, lies where nothing is watched, as short descriptors or a lost disk do.
+    let elsewhere = TempDir::new().unwrap();
+    let target = elsewhere.path().join("target");
+    symlink(&target, &target).unwrap();
+    let mut cluster = Cluster::with(&[("b.yaml", &pod("b", "1"))]).await;
+    symlink(&target, cluster.path("a.yaml")).unwrap();
+    cluster.next().await;
+    assert_eq!(
+        cluster.batch.problems.len(),
+        1,
+        "{:?}",
+        cluster.batch.problems
+    );
+    // In one step: there is no moment at which it is missing.
+    write(&elsewhere.path().join("whole"), &pod("a", "1"));
+    fs::rename(elsewhere.path().join("whole"), &target).unwrap();
+    cluster.becomes(&["a=1", "b=1"]).await;
+    assert!(cluster.batch.problems.is_empty());
+}

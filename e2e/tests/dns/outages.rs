@@ -62,12 +62,12 @@ fn another_upstream_server_is_asked_where_the_first_is_silent() {
     let with_silent = format!("nameserver 10.77.0.99\n{usual}options timeout:1\n");
     std::fs::write(lab.state().resolv_conf(), &with_silent).unwrap();
     upstreams_become(lab, &["10.77.0.99:53", "10.77.0.53:53"]);
-    let first = answer(lab, "shop/client", &["host.lab.example"]);
+    let first = answer(lab, "shop/client", &["host-1.lab.example"]);
     assert_eq!(addresses(&first, "A"), ["10.77.0.53"]);
     assert!((900..4000).contains(&first.milliseconds), "{first:?}");
-    let second = answer(lab, "shop/client", &["host.lab.example"]);
+    let second = answer(lab, "shop/client", &["host-2.lab.example"]);
     assert!(second.milliseconds < 500, "{second:?}");
-    let over_tcp = answer(lab, "shop/client", &["host.lab.example", "A", "--tcp"]);
+    let over_tcp = answer(lab, "shop/client", &["host-3.lab.example", "A", "--tcp"]);
     assert!(over_tcp.milliseconds < 500, "{over_tcp:?}");
     std::fs::write(lab.state().resolv_conf(), &usual).unwrap();
     upstreams_become(lab, &["10.77.0.53:53"]);
