@@ -345,7 +345,10 @@ fn del_never_fails() {
     assert!(call("DEL", POD, &good).success);
     assert_eq!(
         agent.join().unwrap(),
-        ("POST /cmddel HTTP/1.1".into(), json!({"ContainerID": "c1"}))
+        (
+            "POST /cmddel HTTP/1.1".into(),
+            json!({"ContainerID": "c1", "Netns": "/run/netns/web"})
+        )
     );
 }
 
