@@ -99,6 +99,24 @@ pub(crate) fn annotation<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str>
     meta.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
+/// Whether `account` can be the name of a service account; where it can't, says so of `field` and that `what` is left
+/// out: it has no identity, and the proxies would refuse it.
+pub(crate) fn is_service_account(
+    account: &str,
+    field: &str,
+    what: &str,
+    problems: &mut Vec<Problem>,
+) -> bool {
+    let checked = cluster::check_subdomain(account);
+    if let Err(reason) = &checked {
+        problems.push(Problem::new(
+            field,
+            format!("{account:?} {reason}; {what} is left out"),
+        ));
+    }
+    checked.is_ok()
+}
+
 /// When the object was made, in seconds; objects that don't say count as oldest.
 pub(crate) fn created(meta: &ObjectMeta) -> Option<i64> {
     meta.creation_timestamp

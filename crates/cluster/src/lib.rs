@@ -38,6 +38,7 @@ pub use directory::Directory;
 pub use k8s_openapi;
 pub use object::{Kind, Object, ObjectKey};
 pub use overlay::Partial;
+pub use parse::check_subdomain;
 pub use problem::{Problem, Severity};
 pub use source::{Batch, Event, Events, OpenError, Source};
 pub use status::{StatusError, StatusWriter};

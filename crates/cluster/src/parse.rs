@@ -13,8 +13,9 @@ use crate::problem::Severity;
 use crate::tree::{self, Node, Step, SyntaxError, Value};
 
 use complete::read_typed;
+pub(crate) use names::check_label;
+pub use names::check_subdomain;
 use names::key_of;
-pub(crate) use names::{check_label, check_subdomain};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {

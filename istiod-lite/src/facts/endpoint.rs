@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use cluster::kinds;
 
-use super::{Labels, Problem, namespace::Locality};
+use super::{Labels, Problem, is_service_account, namespace::Locality};
 
 /// A workload that is no pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,6 +87,11 @@ pub fn read(
             return None;
         }
     };
+    let account = &spec.service_account;
+    let field = format!("{at}.serviceAccount");
+    if !account.is_empty() && !is_service_account(account, &field, "the workload", problems) {
+        return None;
+    }
     let mut ports = Vec::new();
     for (name, number) in &spec.ports {
         match u16::try_from(*number).ok().filter(|number| *number != 0) {
@@ -189,6 +194,19 @@ mod tests {
                 None,
                 &["spec.address"],
             );
+        }
+    }
+
+    #[test]
+    fn a_workload_without_an_identity_is_left_out() {
+        for (account, fields) in [
+            ("", &[][..]),
+            ("db.v1", &[]),
+            ("a/b", &["spec.serviceAccount"]),
+        ] {
+            let spec = serde_json::json!({"address": "192.0.2.1", "serviceAccount": account});
+            let ip = EndpointAddress::Ip("192.0.2.1".parse().expect("an address"));
+            check(spec, fields.is_empty().then_some(ip), fields);
         }
     }
 

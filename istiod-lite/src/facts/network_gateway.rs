@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use cluster::kinds;
 
-use super::{Problem, annotation, label};
+use super::{Problem, annotation, endpoint::is_host, is_service_account, label};
 use crate::wellknown;
 
 /// A way into a network, for those who are on another.
@@ -110,13 +110,18 @@ pub(super) fn read(
         Side::Remote => format!("{name}-{}", gateway.spec.gateway_class_name),
         Side::EastWest => name.to_owned(),
     };
-    Some(NetworkGateway {
+    let service_account = annotation(meta, wellknown::GATEWAY_SERVICE_ACCOUNT)
+        .filter(|account| !account.is_empty())
+        .map_or(usual, str::to_owned);
+    let field = format!(
+        "metadata.annotations[{}]",
+        wellknown::GATEWAY_SERVICE_ACCOUNT
+    );
+    is_service_account(&service_account, &field, "the gateway", problems).then(|| NetworkGateway {
         network: network.to_owned(),
         places,
         port,
-        service_account: annotation(meta, wellknown::GATEWAY_SERVICE_ACCOUNT)
-            .filter(|account| !account.is_empty())
-            .map_or(usual, str::to_owned),
+        service_account,
         side,
     })
 }
@@ -132,7 +137,9 @@ fn places(gateway: &kinds::Gateway, side: Side) -> Vec<Place> {
     let mut places = Vec::new();
     for address in written {
         let place = match address.address_type.as_deref() {
-            Some("Hostname") => Some(Place::Hostname(address.value.to_ascii_lowercase())),
+            Some("Hostname") => {
+                is_host(&address.value).then(|| Place::Hostname(address.value.to_ascii_lowercase()))
+            }
             // What the Gateway API means where nothing is said.
             Some("IPAddress") | None => address.value.parse().ok().map(Place::Ip),
             Some(_) => None,
@@ -204,6 +211,8 @@ mod tests {
         );
         let odd = json!([{"type": "other.example.com/x", "value": "192.0.2.1"}]);
         check(|g| g["spec"]["addresses"] = odd, Err("spec.addresses"));
+        let no_host = json!([{"type": "Hostname", "value": "gw#1"}]);
+        check(|g| g["spec"]["addresses"] = no_host, Err("spec.addresses"));
     }
 
     #[test]
@@ -222,6 +231,12 @@ mod tests {
         let annotations = json!({"gateway.istio.io/service-account": "eastwest"});
         let expected = "net2 at 192.0.2.1 port 15008 as eastwest";
         check(|g| g["metadata"]["annotations"] = annotations, Ok(expected));
+        let key = "gateway.istio.io/service-account";
+        let field = "metadata.annotations[gateway.istio.io/service-account]";
+        check(
+            |g| g["metadata"]["annotations"] = json!({key: "East/West"}),
+            Err(field),
+        );
     }
 
     #[test]

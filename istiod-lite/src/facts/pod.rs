@@ -5,7 +5,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use k8s_openapi::{api::core::v1 as core, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
-use super::{Labels, Problem, Read, annotation, first_label};
+use super::{Labels, Problem, Read, annotation, first_label, is_service_account};
 use crate::wellknown;
 
 /// A pod, as far as the mesh needs to know it.
@@ -15,7 +15,7 @@ pub struct Pod {
     pub uid: String,
     /// Its labels.
     pub labels: Arc<Labels>,
-    /// Its addresses; none while it has none, or when one of them can't be read.
+    /// Its addresses; none while it has none, or when one of them, or its service account, can't be read.
     pub addresses: Vec<IpAddr>,
     /// The node it was scheduled to, or empty.
     pub node: Arc<str>,
@@ -104,17 +104,17 @@ pub fn read(pod: &core::Pod) -> Read<Pod> {
         Health::NotReady
     };
     let host_network = spec.and_then(|s| s.host_network).unwrap_or_default();
-    let service_account = spec
-        .and_then(|s| {
-            s.service_account_name
-                .as_deref()
-                .or(s.service_account.as_deref())
-        })
-        .filter(|name| !name.is_empty())
-        .unwrap_or("default");
+    let service_account = spec.and_then(service_account).unwrap_or("default");
+    let known = is_service_account(
+        service_account,
+        "spec.serviceAccountName",
+        "the pod",
+        &mut problems,
+    );
     let facts = Pod {
         uid: meta.uid.clone().unwrap_or_default(),
         addresses: status
+            .filter(|_| known)
             .map(|s| addresses(s, &mut problems))
             .unwrap_or_default(),
         node: spec
@@ -135,6 +135,14 @@ pub fn read(pod: &core::Pod) -> Read<Pod> {
         labels: Arc::new(labels),
     };
     Read { facts, problems }
+}
+
+/// The account that is written, under its name of today or of old.
+fn service_account(spec: &core::PodSpec) -> Option<&str> {
+    let written = spec.service_account_name.as_deref();
+    written
+        .or(spec.service_account.as_deref())
+        .filter(|name| !name.is_empty())
 }
 
 /// All addresses, or none if one of them can't be read: half a pod would let
@@ -304,6 +312,20 @@ mod tests {
         })));
         assert_eq!(read.facts.addresses, Vec::<IpAddr>::new());
         assert_eq!(read.problems[0].field, "status.podIPs[1].ip");
+    }
+
+    #[test]
+    fn a_name_that_no_service_account_has_leaves_the_pod_out_and_is_reported() {
+        let read = read(&pod(serde_json::json!({
+            "metadata": {"name": "p"},
+            "spec": {"serviceAccountName": "sid#", "containers": []},
+            "status": {"podIPs": [{"ip": "10.0.0.1"}]},
+        })));
+        assert_eq!(read.facts.addresses, Vec::<IpAddr>::new());
+        assert_eq!(
+            read.problems[0].to_string(),
+            "spec.serviceAccountName: \"sid#\" is not a name: a-z, 0-9 and - inside; the pod is left out"
+        );
     }
 
     #[test]

@@ -73,8 +73,11 @@ pub(crate) fn check_label(name: &str) -> Result<(), Cow<'static, str>> {
     }
 }
 
-/// RFC 1123 labels with dots between them.
-pub(crate) fn check_subdomain(name: &str) -> Result<(), Cow<'static, str>> {
+/// Whether this is a name as most objects have one: RFC 1123 labels with dots between them, 253 characters at most.
+///
+/// # Errors
+/// What is wrong with it, to be read after the name.
+pub fn check_subdomain(name: &str) -> Result<(), Cow<'static, str>> {
     if name.len() > 253 {
         return Err("is longer than 253 characters".into());
     }
