@@ -6,8 +6,8 @@
 //! shapes that operators of Istio know and that its tools parse.
 //!
 //! Lines leave through a thread of their own and a bounded queue, so that a slow terminal costs the data plane
-//! nothing until [`QUEUE`] lines wait; from then on the caller waits too, since a lost access log line is worse. A
-//! warning that repeats itself is held back and counted; access lines never are. A full disk stops nobody: lines wait
+//! nothing until [`QUEUE`] lines wait; from then on the caller waits too, since a lost access log line is worse. A line
+//! is written at once, and those of the next 5 ms together. A warning that repeats itself is held back and counted; access lines never are. A full disk stops nobody: lines wait
 //! for it, up to a bound (see `sink`).
 
 mod line;
@@ -34,7 +34,9 @@ use sink::Sink;
 /// Lines that may wait for the writer.
 pub const QUEUE: usize = 10_000;
 /// Lines written with one call.
-const BATCH: usize = 64;
+const BATCH: usize = 256;
+/// How long lines gather after a write. Waking the writer for each costs a proxy more than making the line does.
+const GATHER: Duration = Duration::from_millis(5);
 
 /// Directives that a filter may have: each is compared with every event.
 const MOST_DIRECTIVES: usize = 64;
@@ -243,6 +245,7 @@ fn write_lines<W: io::Write>(queue: &Receiver<Line>, mut repeats: Repeats, sink:
         let now = Instant::now();
         batch.extend(repeats.due(now));
         let mut flushed = None;
+        let mut more = false;
         for place in 1.. {
             match next {
                 Ok(Line::Text {
@@ -257,7 +260,8 @@ fn write_lines<W: io::Write>(queue: &Receiver<Line>, mut repeats: Repeats, sink:
                 Ok(Line::Flush(done)) => flushed = Some(done),
                 Err(_) => break,
             }
-            if place == BATCH || flushed.is_some() {
+            more = place == BATCH;
+            if more || flushed.is_some() {
                 break;
             }
             next = queue.try_recv().map_err(|_| RecvTimeoutError::Timeout);
@@ -267,13 +271,25 @@ fn write_lines<W: io::Write>(queue: &Receiver<Line>, mut repeats: Repeats, sink:
         }
         sink.put(&batch, now);
         batch.clear();
-        if let Some(done) = flushed {
-            let _ = done.try_send(());
-        }
         if over {
             return;
         }
+        match flushed {
+            Some(done) => {
+                let _ = done.try_send(());
+            }
+            None if more => {}
+            None => gather(),
+        }
     }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the writer's own thread, on which no runtime runs"
+)]
+fn gather() {
+    std::thread::sleep(GATHER);
 }
 
 #[cfg(test)]
