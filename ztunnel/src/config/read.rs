@@ -280,7 +280,8 @@ fn is_namespace(name: &str) -> bool {
 }
 
 pub(super) fn handover(reader: &mut Reader<'_>, inpod: &InPod) -> Handover {
-    let beside = inpod.socket.with_file_name("handover.sock");
+    // Two on one machine, each with an agent of its own, are not each other's successors.
+    let beside = inpod.socket.with_extension("handover");
     let socket = reader.text_or("HANDOVER_UDS", &beside.to_string_lossy());
     Handover {
         socket: (socket != "none").then(|| socket.into()),

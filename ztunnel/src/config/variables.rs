@@ -204,7 +204,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "HANDOVER_UDS",
         "",
-        "where the next process takes over; default: handover.sock beside INPOD_UDS; none: nowhere",
+        "where the next process takes over; default: INPOD_UDS with the extension .handover; none: nowhere",
     ),
     variable(
         "HANDOVER_DRAIN_DEADLINE",

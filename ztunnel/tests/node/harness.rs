@@ -156,7 +156,7 @@ impl Node {
 
     /// Where processes hand over.
     pub(crate) fn handover_socket(&self) -> PathBuf {
-        self.dir.path().join("handover.sock")
+        self.dir.path().join("agent.handover")
     }
 
     /// Adds both pods and ends the snapshot.
