@@ -124,6 +124,7 @@ impl Handler for Passing {
                 return incoming.reject(StatusCode::SERVICE_UNAVAILABLE);
             }
         };
+        let _ = onward.set_nodelay(true);
         match incoming.accept(None) {
             Ok(stream) => {
                 let outcome = stream.relay(onward, &meter, &Stop::new()).await;

@@ -82,6 +82,7 @@ impl Handler for ToLoopback {
         let Ok(application) = TcpStream::connect(local).await else {
             return incoming.reject(StatusCode::SERVICE_UNAVAILABLE);
         };
+        let _ = application.set_nodelay(true);
         let meter = Arc::new(Meter::new());
         let end = match incoming.accept(None) {
             Ok(stream) => {
@@ -125,6 +126,7 @@ async fn forward(member: &Member, to: SocketAddr, expect: SpiffeId) -> Result<()
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             };
+            let _ = socket.set_nodelay(true);
             let (pool, key) = (pool.clone(), key.clone());
             tokio::spawn(async move {
                 let request = ConnectRequest::new(to.into());

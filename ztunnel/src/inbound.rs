@@ -36,7 +36,6 @@ pub async fn serve(
     peer: SocketAddr,
     half_open: Option<Standing>,
 ) {
-    let _ = socket.set_nodelay(true);
     let Ok(reached) = socket.local_addr().map(canonical) else {
         return;
     };

@@ -30,24 +30,23 @@ use crate::dns::upstreams::Way;
 use crate::endpoints::endpoint_of;
 use crate::failure::Failure;
 use crate::hostnames::HostError;
-use crate::proxy::{PodProxy, canonical, reset, set_timeouts};
+use crate::proxy::{PodProxy, reset};
 use crate::record::{End, Labels, Reporter, Security};
-use crate::relaying::{original_destination, result_of};
+use crate::relaying::result_of;
 use crate::route::{self, Route, Unresolved};
 use crate::workers::WorkerId;
 
 /// Endpoints of one connection whose names are tried.
 const NAMES_TRIED: usize = 3;
 
-pub async fn serve(pod: Arc<PodProxy>, worker: WorkerId, client: TcpStream, peer: SocketAddr) {
-    let _ = client.set_nodelay(true);
-    set_timeouts(&client, &pod.shared.settings.tcp);
-    let destination = match original_destination(&client) {
-        Ok(destination) => canonical(destination),
-        Err(error) => {
-            return tracing::debug!(%peer, %error, "connection ended before it was served");
-        }
-    };
+/// `destination` is where the client wants to go.
+pub async fn serve(
+    pod: Arc<PodProxy>,
+    worker: WorkerId,
+    client: TcpStream,
+    peer: SocketAddr,
+    destination: SocketAddr,
+) {
     let source = match identify(&pod, peer, destination).await {
         Ok(source) => source,
         Err(failure) => {
@@ -262,6 +261,7 @@ async fn carry(caller: &Caller<'_>, client: Client, hop: Hop) {
         Upstream::SameNode(local) => local.relay(client, meter, stop).await,
     };
     drop(using);
+    pod.habits.learn(caller.original, meter);
     record.close(result);
 }
 

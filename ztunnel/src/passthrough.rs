@@ -11,22 +11,20 @@ use tokio::net::TcpStream;
 
 use crate::connections::{ConnectionView, InboundFacts};
 use crate::failure::Failure;
-use crate::proxy::{PodProxy, canonical, reset, set_timeouts};
+use crate::proxy::{PodProxy, reset};
 use crate::record::{End, Labels, Opening, Reporter, Security};
-use crate::relaying::{original_destination, result_of};
+use crate::relaying::result_of;
 use crate::route;
 use crate::workers::WorkerId;
 
-pub async fn serve(pod: Arc<PodProxy>, worker: WorkerId, socket: TcpStream, peer: SocketAddr) {
-    let _ = socket.set_nodelay(true);
-    set_timeouts(&socket, &pod.shared.settings.tcp);
-    let destination = match original_destination(&socket) {
-        Ok(destination) => destination,
-        Err(error) => {
-            return tracing::debug!(%peer, %error, "connection ended before it was served");
-        }
-    };
-    let destination = canonical(destination);
+/// `destination` is what the client meant to reach.
+pub async fn serve(
+    pod: Arc<PodProxy>,
+    worker: WorkerId,
+    socket: TcpStream,
+    peer: SocketAddr,
+    destination: SocketAddr,
+) {
     if let Err(failure) = connection(&pod, worker, socket, peer, destination).await {
         pod.refuse_early(Reporter::Destination, peer, destination, &failure);
     }
@@ -111,6 +109,7 @@ async fn connection(
     };
     // The pod's own socket is the near one: what it sends is what the pod sends.
     let outcome = hbone::relay_tcp(application, client, record.meter(), tracked.stop()).await;
+    pod.habits.learn(destination, record.meter());
     record.close(result_of(outcome.end));
     Ok(())
 }

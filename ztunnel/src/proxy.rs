@@ -20,7 +20,9 @@ use std::time::Duration;
 
 use capture::Netns;
 use capture::contract::{INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, SOCKS5_PORT};
-use capture::socket::{ListenOptions, Transparent, TransparentState};
+use capture::socket::{
+    Accepted, Connecting, ListenOptions, OnClose, Transparent, TransparentState,
+};
 use identity::{CertificateError, CertificateSource, Certificates, WorkloadCertificate};
 use mesh::Workload;
 use mesh::workload::TunnelProtocol;
@@ -41,7 +43,7 @@ use self::certificates::Patient;
 pub use self::local_pods::LocalPods;
 pub use self::proxies::{PodState, Proxies, Remaining};
 use crate::config::{
-    Baggage, DecisionLog, InPod, Ipv6, OriginalSource, PortReuse, SameNode, Socks5, Tcp,
+    Baggage, DecisionLog, InPod, Ipv6, Keepalive, OriginalSource, PortReuse, SameNode, Socks5, Tcp,
 };
 use crate::connections::Connections;
 use crate::dns::{self, Resolver};
@@ -54,9 +56,9 @@ use crate::mesh_state::MeshState;
 use crate::on_demand::OnDemand;
 use crate::pods::{Pod, PodInfo, PodUid};
 use crate::record::{End, Labels, Recorder, Reporter, Security};
-use crate::relaying::POD_GONE;
+use crate::relaying::{POD_GONE, original_destination};
 use crate::route::{self, OwnPorts};
-use crate::workers::{Place, WorkerId, Workers};
+use crate::workers::{Expected, Habits, Place, WorkerId, Workers};
 use crate::{inbound, outbound, passthrough, socks5};
 
 /// How long a pod that is removed may take to tell its peers. Its runtime waits for it.
@@ -120,6 +122,16 @@ pub enum StartError {
     Addresses(io::Error),
 }
 
+/// Whom a pod's proxy connects to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OtherEnd {
+    /// The pod itself, from `source` where that is somebody else's address. The same kernel tells when it is gone, so
+    /// that nobody probes it.
+    Application { source: Option<IpAddr> },
+    /// Anybody else.
+    Elsewhere,
+}
+
 /// Which of a pod's listeners took a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Entrance {
@@ -153,6 +165,20 @@ impl Entrance {
         capture::socket::listen_at(netns, address, options)
     }
 
+    /// What its connections are like.
+    fn accepted(self, tcp: &Tcp) -> Accepted {
+        Accepted {
+            keepalive: tcp.keepalive.map(keepalive),
+            user_timeout: tcp.user_timeout,
+            on_close: match self {
+                // A tunnel says by itself when it ends in order.
+                Self::Hbone => OnClose::Fin,
+                // An application never takes for an answer that it got none.
+                Self::Outbound | Self::Plaintext | Self::Socks5 => OnClose::Reset,
+            },
+        }
+    }
+
     fn port(self) -> u16 {
         match self {
             Self::Outbound => OUTBOUND_PORT,
@@ -179,6 +205,26 @@ impl Entrance {
     }
 }
 
+/// A connection as it came in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Taken {
+    /// With where the pod wants to go.
+    Outbound(SocketAddr),
+    Hbone,
+    /// With the address that the client meant.
+    Plaintext(SocketAddr),
+    Socks5,
+}
+
+impl Taken {
+    fn reporter(self) -> Reporter {
+        match self {
+            Self::Outbound(_) | Self::Socks5 => Reporter::Source,
+            Self::Hbone | Self::Plaintext(_) => Reporter::Destination,
+        }
+    }
+}
+
 /// A pod that is served.
 pub struct PodProxy {
     pub uid: PodUid,
@@ -194,6 +240,8 @@ pub struct PodProxy {
     /// Whether the listeners, and so the sockets towards the application, may use foreign addresses.
     pub transparent: TransparentState,
     pools: Box<[OnceLock<hbone::Pool>]>,
+    /// How much connections to a destination have carried.
+    pub habits: Habits,
     /// For as long as they are accepted from.
     listeners: Mutex<Vec<(Entrance, Arc<TcpListener>)>>,
     home: WorkerId,
@@ -228,6 +276,8 @@ impl PodProxy {
                 None => entrance.listen(&pod.netns, &shared.settings.inpod),
             };
             let listener = listener.and_then(|(listener, state)| {
+                let accepted = entrance.accepted(&shared.settings.tcp);
+                capture::socket::set_accepted(&listener, accepted)?;
                 let _on_its_worker = shared.workers.enter(home);
                 Ok((TcpListener::from_std(listener)?, state))
             });
@@ -253,6 +303,7 @@ impl PodProxy {
             gates: Gates::new(shared.settings.limits),
             transparent,
             pools: (0..workers).map(|_| OnceLock::new()).collect(),
+            habits: Habits::default(),
             listeners: Mutex::new(listeners.clone()),
             home,
             shared: Arc::clone(shared),
@@ -308,20 +359,21 @@ impl PodProxy {
         listeners.try_for_each(|(entrance, listener)| sockets.add(entrance.name(), &**listener))
     }
 
-    /// Gives the connection to the least busy worker, where it lives and dies.
+    /// Gives the connection to a worker, where it lives and dies.
     fn hand_over(self: &Arc<Self>, entrance: Entrance, socket: TcpStream, peer: SocketAddr) {
         let admitted = match self.admit(entrance, peer) {
             Ok(admitted) => admitted,
             Err(full) => return self.turn_away(entrance, socket, peer, full),
         };
-        let place = self.shared.workers.place(self.home);
+        let (taken, expected) = match self.taken(entrance, &socket) {
+            Ok(taken) => taken,
+            Err(error) => return debug!(%peer, %error, "connection ended before it was served"),
+        };
+        let place = self.shared.workers.place(self.home, expected);
         let proxy = Arc::clone(self);
         if place.worker == self.home {
-            self.tasks.spawn(async move {
-                proxy
-                    .connection(entrance, socket, peer, place, admitted)
-                    .await
-            });
+            self.tasks
+                .spawn(proxy.connection(taken, socket, peer, place, admitted));
             return;
         }
         let socket = match socket.into_std() {
@@ -331,11 +383,7 @@ impl PodProxy {
         let worker = place.worker;
         let connection = async move {
             match TcpStream::from_std(socket) {
-                Ok(socket) => {
-                    proxy
-                        .connection(entrance, socket, peer, place, admitted)
-                        .await
-                }
+                Ok(socket) => proxy.connection(taken, socket, peer, place, admitted).await,
                 Err(error) => debug!(%peer, %error, "connection can't be handed over"),
             }
         };
@@ -344,9 +392,26 @@ impl PodProxy {
             .spawn(worker, self.tasks.track_future(connection));
     }
 
+    /// What is known of a connection as it comes in, and how much it is expected to carry.
+    fn taken(&self, entrance: Entrance, socket: &TcpStream) -> io::Result<(Taken, Expected)> {
+        let wanted = || original_destination(socket).map(canonical);
+        Ok(match entrance {
+            Entrance::Outbound => {
+                let wanted = wanted()?;
+                (Taken::Outbound(wanted), self.habits.expected(wanted))
+            }
+            Entrance::Plaintext => {
+                let wanted = wanted()?;
+                (Taken::Plaintext(wanted), self.habits.expected(wanted))
+            }
+            Entrance::Hbone => (Taken::Hbone, Expected::Much),
+            Entrance::Socks5 => (Taken::Socks5, Expected::Little),
+        })
+    }
+
     async fn connection(
         self: Arc<Self>,
-        entrance: Entrance,
+        taken: Taken,
         socket: TcpStream,
         peer: SocketAddr,
         place: Place,
@@ -356,20 +421,15 @@ impl PodProxy {
             _connection,
             half_open,
         } = admitted;
-        if entrance != Entrance::Hbone {
-            // From now on, and even if this process is killed: an application never takes for an answer that it got
-            // none. A tunnel says by itself when it ends in order.
-            let _ = socket.set_zero_linger();
-        }
-        let _counted = self.shared.recorder.socket(entrance.reporter());
+        let _counted = self.shared.recorder.socket(taken.reporter());
         let cut = self.cut.clone();
         let worker = place.worker;
         let served = async {
-            match entrance {
-                Entrance::Outbound => outbound::serve(self, worker, socket, peer).await,
-                Entrance::Hbone => inbound::serve(self, worker, socket, peer, half_open).await,
-                Entrance::Plaintext => passthrough::serve(self, worker, socket, peer).await,
-                Entrance::Socks5 => socks5::serve(self, worker, socket, peer).await,
+            match taken {
+                Taken::Outbound(to) => outbound::serve(self, worker, socket, peer, to).await,
+                Taken::Hbone => inbound::serve(self, worker, socket, peer, half_open).await,
+                Taken::Plaintext(to) => passthrough::serve(self, worker, socket, peer, to).await,
+                Taken::Socks5 => socks5::serve(self, worker, socket, peer).await,
             }
         };
         tokio::select! {
@@ -462,15 +522,26 @@ impl PodProxy {
         }
     }
 
-    /// Connects from inside the pod, as itself or, where given, under another address.
-    pub async fn connect(&self, to: SocketAddr, source: Option<IpAddr>) -> io::Result<TcpStream> {
+    /// Connects from inside the pod.
+    pub async fn connect(&self, to: SocketAddr, other: OtherEnd) -> io::Result<TcpStream> {
         let family = capture::socket::domain_of(to.ip());
         let mark = Some(self.shared.settings.inpod.mark);
+        let source = match other {
+            OtherEnd::Application { source } => source,
+            OtherEnd::Elsewhere => None,
+        };
         let socket = capture::socket::tcp_socket(&self.netns, family, mark, source)?;
-        set_timeouts(&socket, &self.shared.settings.tcp);
-        let stream = tokio::net::TcpSocket::from_std_stream(socket.into())
-            .connect(to)
-            .await?;
+        if other == OtherEnd::Elsewhere {
+            set_timeouts(&socket, &self.shared.settings.tcp);
+        }
+        let connecting = capture::socket::start_connecting(&socket, to)?;
+        let stream = TcpStream::from_std(socket.into())?;
+        if connecting == Connecting::UntilWritable {
+            stream.writable().await?;
+            if let Some(error) = stream.take_error()? {
+                return Err(error);
+            }
+        }
         Ok(stream)
     }
 
@@ -478,9 +549,9 @@ impl PodProxy {
     pub async fn connect_in_time(
         &self,
         to: SocketAddr,
-        source: Option<IpAddr>,
+        other: OtherEnd,
     ) -> Result<TcpStream, Failure> {
-        match timeout(CONNECT_TIMEOUT, self.connect(to, source)).await {
+        match timeout(CONNECT_TIMEOUT, self.connect(to, other)).await {
             Ok(Ok(stream)) => Ok(stream),
             Ok(Err(error)) => Err(Failure::Connect { to, error }),
             Err(_) => Err(Failure::ConnectTimeout {
@@ -496,7 +567,8 @@ impl PodProxy {
         to: SocketAddr,
         client: IpAddr,
     ) -> Result<TcpStream, Failure> {
-        self.connect_in_time(to, self.kept_source(client, to.ip()))
+        let source = self.kept_source(client, to.ip());
+        self.connect_in_time(to, OtherEnd::Application { source })
             .await
     }
 
@@ -634,17 +706,20 @@ fn listen_options(inpod: &InPod) -> ListenOptions {
 }
 
 /// Best effort: a connection without them is better than none.
-pub fn set_timeouts(socket: &impl std::os::fd::AsFd, tcp: &Tcp) {
-    if let Some(keepalive) = tcp.keepalive {
-        let keepalive = capture::socket::Keepalive {
-            idle: keepalive.idle,
-            interval: keepalive.interval,
-            probes: keepalive.retries,
-        };
-        let _ = capture::socket::set_keepalive(socket, keepalive);
+fn set_timeouts(socket: &impl std::os::fd::AsFd, tcp: &Tcp) {
+    if let Some(settings) = tcp.keepalive {
+        let _ = capture::socket::set_keepalive(socket, keepalive(settings));
     }
     if let Some(limit) = tcp.user_timeout {
         let _ = capture::socket::set_user_timeout(socket, limit);
+    }
+}
+
+fn keepalive(settings: Keepalive) -> capture::socket::Keepalive {
+    capture::socket::Keepalive {
+        idle: settings.idle,
+        interval: settings.interval,
+        probes: settings.retries,
     }
 }
 

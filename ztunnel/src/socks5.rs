@@ -43,7 +43,6 @@ const FAREWELL: Duration = Duration::from_secs(1);
 const FAREWELL_BYTES: u64 = 64 << 10;
 
 pub async fn serve(pod: Arc<PodProxy>, worker: WorkerId, mut client: TcpStream, peer: SocketAddr) {
-    let _ = client.set_nodelay(true);
     let reached = match client.local_addr() {
         Ok(reached) => canonical(reached),
         Err(error) => {

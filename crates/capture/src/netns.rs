@@ -5,6 +5,7 @@
 //! and harmless. Short work (making a socket) enters on the calling thread; long work (netlink conversations) gets a
 //! thread of its own.
 
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
@@ -12,6 +13,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -80,10 +82,11 @@ impl Netns {
     ///
     /// For short synchronous work: sockets keep the namespace they were made in, so only making them belongs here. A
     /// thread that can't go back would carry other pods' traffic in the wrong place, so failing that aborts the process.
+    /// Home is where the thread was at the first call; it must not move by other means afterwards.
     pub fn enter<T>(&self, work: impl FnOnce() -> T) -> io::Result<T> {
-        let home = File::open(THIS_THREAD)?;
+        let to = way_back()?;
         setns(self.fd.as_fd(), CloneFlags::CLONE_NEWNET)?;
-        let _way_back = WayBack { home };
+        let _way_back = WayBack::of(to);
         Ok(work())
     }
 
@@ -143,14 +146,41 @@ impl std::fmt::Display for NetnsId {
     }
 }
 
-/// Brings the thread home, also when the work inside panics.
+thread_local! {
+    /// Where this thread lives. Opened once: a proxy enters a namespace for each connection.
+    static HOME: RefCell<Option<Rc<File>>> = const { RefCell::new(None) };
+    /// Namespaces entered and not left yet.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The namespace to come back to; from inside another one that is not home.
+fn way_back() -> io::Result<Rc<File>> {
+    if DEPTH.get() > 0 {
+        return Ok(Rc::new(File::open(THIS_THREAD)?));
+    }
+    HOME.with_borrow_mut(|home| match home {
+        Some(home) => Ok(Rc::clone(home)),
+        None => Ok(Rc::clone(home.insert(Rc::new(File::open(THIS_THREAD)?)))),
+    })
+}
+
+/// Brings the thread back, also when the work inside panics.
 struct WayBack {
-    home: File,
+    to: Rc<File>,
+}
+
+impl WayBack {
+    /// Of a thread that has just left.
+    fn of(to: Rc<File>) -> Self {
+        DEPTH.set(DEPTH.get() + 1);
+        Self { to }
+    }
 }
 
 impl Drop for WayBack {
     fn drop(&mut self) {
-        if let Err(error) = setns(&self.home, CloneFlags::CLONE_NEWNET) {
+        DEPTH.set(DEPTH.get() - 1);
+        if let Err(error) = setns(&*self.to, CloneFlags::CLONE_NEWNET) {
             eprintln!("cannot return to the own network namespace: {error}");
             std::process::abort();
         }

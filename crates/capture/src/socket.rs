@@ -156,11 +156,6 @@ pub fn tcp_socket(
         }
         if let Some(address) = bind {
             set_transparent(&socket)?;
-            if family == Domain::IPV6 {
-                socket.set_freebind_v6(true)?;
-            } else {
-                socket.set_freebind_v4(true)?;
-            }
             // The port is chosen at connect, so that one source may hold one port towards many destinations.
             setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)?;
             socket.bind(&SocketAddr::new(address, 0).into())?;
@@ -214,6 +209,69 @@ pub fn domain_of(address: IpAddr) -> Domain {
 /// Marks the packets of a socket.
 pub fn set_mark(socket: &impl AsFd, mark: u32) -> io::Result<()> {
     SockRef::from(socket).set_mark(mark)
+}
+
+/// What every connection that a listener accepts has from its beginning, without a call for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Accepted {
+    pub keepalive: Option<Keepalive>,
+    /// See [`set_user_timeout`].
+    pub user_timeout: Option<Duration>,
+    pub on_close: OnClose,
+}
+
+/// What the peer sees when a socket is closed that nobody has shut down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnClose {
+    /// FIN: the end of all there was.
+    Fin,
+    /// RST, also if the process is killed: nobody takes it for an answer.
+    Reset,
+}
+
+/// Sets a listener's connections up; those that wait to be accepted already stay as they are.
+///
+/// # Errors
+/// Those of the kernel for each option.
+pub fn set_accepted(listener: &impl AsFd, accepted: Accepted) -> io::Result<()> {
+    let socket = SockRef::from(listener);
+    socket.set_tcp_nodelay(true)?;
+    if let Some(keepalive) = accepted.keepalive {
+        set_keepalive(listener, keepalive)?;
+    }
+    if let Some(limit) = accepted.user_timeout {
+        set_user_timeout(listener, limit)?;
+    }
+    if accepted.on_close == OnClose::Reset {
+        socket.set_linger(Some(Duration::ZERO))?;
+    }
+    Ok(())
+}
+
+/// Connects. Within one machine a connection stands as soon as the call returns, and nobody waits for it.
+///
+/// # Errors
+/// Those of the connection; the caller bounds the time.
+pub fn start_connecting(socket: &Socket, to: SocketAddr) -> io::Result<Connecting> {
+    match socket.connect(&to.into()) {
+        Ok(()) => Ok(Connecting::Done),
+        Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {
+            // Whoever has no peer yet has not been answered; or was refused, which the first readiness tells.
+            Ok(match socket.peer_addr() {
+                Ok(_) => Connecting::Done,
+                Err(_) => Connecting::UntilWritable,
+            })
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// How far [`start_connecting`] has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Connecting {
+    Done,
+    /// Once it is writable, the socket's pending error says what became of it.
+    UntilWritable,
 }
 
 /// How a connection notices that its peer is gone.

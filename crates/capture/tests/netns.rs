@@ -36,6 +36,16 @@ fn entering_a_namespace_changes_it_only_during_the_work() {
     assert_eq!(inside, other.id());
     assert_ne!(inside, home.id());
     assert_eq!(Netns::current().unwrap(), home);
+    // Again, from what the first time has left behind, and one inside another.
+    let third = netns();
+    let visited = other
+        .enter(|| {
+            let deeper = third.enter(|| Netns::current().unwrap().id()).unwrap();
+            (deeper, Netns::current().unwrap().id())
+        })
+        .unwrap();
+    assert_eq!(visited, (third.id(), other.id()));
+    assert_eq!(Netns::current().unwrap(), home);
 }
 
 #[test]

@@ -325,8 +325,6 @@ struct SocketGuard {
 
 impl SocketGuard {
     fn new(socket: TcpStream) -> Self {
-        // What leaves has been gathered already; and an old socket without the option works just as well.
-        let _ = socket.set_nodelay(true);
         // Closing with a linger time of zero sends RST instead of FIN. Set from the beginning, because the kernel closes
         // the sockets of a process that is killed, and a FIN would look like the end of all there was.
         let _ = socket.set_zero_linger();

@@ -53,6 +53,8 @@ impl Stream {
     /// Copies between the stream and a socket until both directions have ended, one side was reset, or `stop` says
     /// so. FIN and RST are mirrored; whenever it does not end in order, both sides are reset.
     ///
+    /// What leaves has been gathered already: whoever made the socket has set TCP_NODELAY.
+    ///
     /// Dropping the future before it is done resets both sides too.
     pub fn relay<'a>(
         self,

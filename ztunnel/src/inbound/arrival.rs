@@ -23,7 +23,7 @@ use crate::config::{AppTunnel, Baggage};
 use crate::connections::{ConnectionView, InboundFacts, Tracked};
 use crate::failure::Failure;
 use crate::limits::Place;
-use crate::proxy::PodProxy;
+use crate::proxy::{OtherEnd, PodProxy};
 use crate::proxy_protocol::Announcement;
 use crate::record::{End, Labels, Opening, Record, Reporter, Security};
 use crate::route::{self, Announced};
@@ -286,7 +286,8 @@ impl Permitted {
                     IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
                 };
                 let to = SocketAddr::new(loopback, to.port());
-                pod.connect_in_time(to, None).await?
+                pod.connect_in_time(to, OtherEnd::Application { source: None })
+                    .await?
             }
             AppTunnel::PodAddress => pod.connect_keeping_source(to, self.peer.ip()).await?,
         };

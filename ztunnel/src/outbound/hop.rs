@@ -19,7 +19,7 @@ use crate::endpoints::endpoint_of;
 use crate::failure::Failure;
 use crate::hostnames::HostError;
 use crate::inbound::arrival::SAME_NODE;
-use crate::proxy::PodProxy;
+use crate::proxy::{OtherEnd, PodProxy};
 use crate::record::{End, Opening, Security};
 use crate::route::{Refusal, Route};
 
@@ -248,7 +248,7 @@ impl Hop {
         let pod = caller.pod;
         let (authority, expected, expected_behind) = match &self.via {
             Via::Plain => {
-                let connected = pod.connect_in_time(self.to, None).await;
+                let connected = pod.connect_in_time(self.to, OtherEnd::Elsewhere).await;
                 return connected.map(|socket| Upstream::Plain(socket).into());
             }
             Via::SameNode(shortcut) => {
@@ -312,6 +312,6 @@ struct FromPod<'a>(&'a PodProxy);
 
 impl Dial for FromPod<'_> {
     fn dial(&self, to: SocketAddr) -> BoxFuture<'_, io::Result<TcpStream>> {
-        Box::pin(self.0.connect(to, None))
+        Box::pin(self.0.connect(to, OtherEnd::Elsewhere))
     }
 }

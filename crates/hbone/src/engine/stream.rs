@@ -215,8 +215,6 @@ struct Relay {
 
 impl Relay {
     fn new(stream: OwnStream, socket: TcpStream, meter: &Arc<Meter>) -> Self {
-        // What leaves has been gathered already; and an old socket without the option works just as well.
-        let _ = socket.set_nodelay(true);
         // Closing with a linger time of zero sends RST instead of FIN. Set from the beginning, because the kernel closes
         // the sockets of a process that is killed, and a FIN would look like the end of all there was.
         let _ = socket.set_zero_linger();
