@@ -32,6 +32,7 @@ pub fn resource(of: ResourceType, body: &[u8]) -> Result<Value, prost::DecodeErr
 fn workload(workload: &wire::Workload) -> Value {
     let mut out = Fields::default();
     out.add("uid", &workload.uid);
+    out.add("podUid", &workload.pod_uid);
     out.add("name", &workload.name);
     out.add("namespace", &workload.namespace);
     out.add(

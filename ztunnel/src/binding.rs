@@ -4,10 +4,12 @@
 //! Three speak of a pod, and they have to agree:
 //!
 //! ```text
-//!  node agent     name, namespace, service account ──┐            ┌── network namespace
-//!  control plane  name, namespace, service account ──┘ addresses ─┤
-//!  kernel                                                         └── addresses of its interfaces
+//!  node agent     name, namespace, service account, UID ──┐            ┌── network namespace
+//!  control plane  name, namespace, service account, UID ──┘ addresses ─┤
+//!  kernel                                                              └── addresses of its interfaces
 //! ```
+//! Istio's control plane says no UID. Then a pod can't be told from a predecessor of the same name, account and address.
+//!
 //! In: what each of them says at this moment, and the address that a connection comes from or goes to. Out: the
 //! workload, or why the pod must not speak as it. A namespace handed over under the wrong name, a description of the pod
 //! that had the name or the address before, an address of somebody else: each ends here, before anything is signed,
@@ -19,7 +21,7 @@ use std::sync::Arc;
 
 use mesh::{Store, Workload};
 
-use crate::pods::PodInfo;
+use crate::pods::{PodInfo, PodUid};
 
 /// Why a pod must not speak as the workload of its name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +38,15 @@ pub enum Unbound {
         pod: PodInfo,
         /// The addresses, for a person.
         described: String,
+    },
+    /// The control plane describes the pod that had the name, account and address before this one, or has them after it.
+    #[error(
+        "the node agent handed over pod {pod} with UID {handed}, but the mesh speaks of the one with UID {described}"
+    )]
+    OtherPod {
+        pod: PodInfo,
+        handed: PodUid,
+        described: Box<PodUid>,
     },
     /// It is none of those that the control plane gives the workload.
     #[error("address {address} does not belong to workload {pod}")]
@@ -58,6 +69,7 @@ impl Unbound {
         match self {
             Self::Unknown(_)
             | Self::ForeignNamespace { .. }
+            | Self::OtherPod { .. }
             | Self::ForeignAddress { .. }
             | Self::TakenAddress { .. } => true,
             Self::UnconfiguredAddress { .. } => false,
@@ -68,6 +80,7 @@ impl Unbound {
 /// A pod as the node agent handed it over, and what the kernel says of its network namespace.
 #[derive(Debug, Clone, Copy)]
 pub struct Handed<'a> {
+    pub uid: &'a PodUid,
     pub info: &'a PodInfo,
     /// The addresses that its interfaces have.
     pub held: &'a BTreeSet<IpAddr>,
@@ -81,19 +94,29 @@ impl Handed<'_> {
     pub fn workload(&self, store: &Store) -> Result<Arc<Workload>, Unbound> {
         let info = self.info;
         let named = store.local_workloads(&info.namespace, &info.service_account, &info.name);
-        let mut first = None;
+        let (mut elsewhere, mut other) = (None, None);
         for workload in named {
-            if workload.addresses.iter().any(|ip| self.held.contains(ip)) {
-                return Ok(workload.clone());
+            if !workload.addresses.iter().any(|ip| self.held.contains(ip)) {
+                elsewhere.get_or_insert(workload);
+                continue;
             }
-            first.get_or_insert(workload);
+            match &workload.pod_uid {
+                Some(uid) if **uid != *self.uid => _ = other.get_or_insert(uid),
+                _ => return Ok(workload.clone()),
+            }
         }
-        Err(match first {
-            None => Unbound::Unknown(info.clone()),
-            Some(workload) => Unbound::ForeignNamespace {
-                pod: info.clone(),
+        let pod = info.clone();
+        Err(match (other, elsewhere) {
+            (Some(uid), _) => Unbound::OtherPod {
+                pod,
+                handed: self.uid.clone(),
+                described: uid.clone(),
+            },
+            (None, Some(workload)) => Unbound::ForeignNamespace {
+                pod,
                 described: list(&workload.addresses),
             },
+            (None, None) => Unbound::Unknown(pod),
         })
     }
 

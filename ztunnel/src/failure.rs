@@ -113,6 +113,8 @@ pub enum Flag {
     UnknownSource,
     /// The pod is not the one that the mesh knows by its name, or the address is not the pod's.
     WrongPod,
+    /// The mesh speaks of another pod of this name, account and address: of the one before, or after.
+    OtherPod,
     /// The CONNECT request asks for what this workload doesn't serve.
     BadRequest,
     /// There are too many already.
@@ -136,6 +138,7 @@ impl Flag {
             Self::NoRoute => "NO_ROUTE",
             Self::UnknownSource => "UNKNOWN_SOURCE",
             Self::WrongPod => "WRONG_POD",
+            Self::OtherPod => "OTHER_POD",
             Self::BadRequest => "BAD_REQUEST",
             Self::Limit => "LIMIT",
             Self::Dns => "DNS",
@@ -159,6 +162,7 @@ impl Failure {
             | Self::Unlearned { .. }
             | Self::NotServed(InboundRefusal::Loop(_)) => Flag::NoRoute,
             Self::Unbound(Unbound::Unknown(_)) => Flag::UnknownSource,
+            Self::Unbound(Unbound::OtherPod { .. }) => Flag::OtherPod,
             Self::Unbound(_) => Flag::WrongPod,
             Self::Connect { .. }
             | Self::ConnectTimeout { .. }

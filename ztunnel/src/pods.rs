@@ -15,27 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-/// What the node agent calls a pod.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct PodUid(Arc<str>);
-
-impl PodUid {
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl From<&str> for PodUid {
-    fn from(uid: &str) -> Self {
-        Self(uid.into())
-    }
-}
-
-impl fmt::Display for PodUid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
+pub use mesh::PodUid;
 
 /// Whose pod it is, as the agent says; the mesh must know a workload of these names for it to speak.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -54,6 +34,7 @@ impl fmt::Display for PodInfo {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod<N> {
+    /// The agent's name for it, which is the UID that the cluster knows it by.
     pub uid: PodUid,
     pub info: PodInfo,
     pub netns: N,

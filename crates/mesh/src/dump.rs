@@ -109,6 +109,7 @@ impl Serialize for Workload {
         map.put("protocol", &self.protocol)?;
         map.put("networkMode", &self.network_mode)?;
         map.put_text("uid", &self.uid)?;
+        map.put_some("podUid", self.pod_uid.as_deref())?;
         map.put("name", &self.name)?;
         map.put("namespace", &self.namespace)?;
         map.put_text("trustDomain", self.identity.trust_domain())?;

@@ -63,6 +63,7 @@ impl Interner {
     pub(crate) fn share_workload(&mut self, workload: &mut Workload) {
         let Workload {
             uid: _,
+            pod_uid: _,
             name: _,
             namespace,
             addresses,

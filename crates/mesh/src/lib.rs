@@ -16,6 +16,7 @@
 //! does not parse is refused at the border, with the object and the field at fault.
 
 pub mod address;
+pub mod pod_uid;
 pub mod workload;
 
 pub mod service;
@@ -48,6 +49,7 @@ pub use balance::{NoEndpoint, PortRule, Upstream};
 pub use batch::{AddressBatch, PolicyBatch, Rejection, Update};
 pub use from_proto::ConvertError;
 pub use local::{LocalConfig, LocalConfigError};
+pub use pod_uid::PodUid;
 pub use policy::Policy;
 pub use service::Service;
 pub use standing::{Endpoint, Seen, Standings};

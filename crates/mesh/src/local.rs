@@ -18,6 +18,7 @@ use spiffe::{SpiffeId, TrustDomain};
 use crate::address::{NamespacedHostname, Ports};
 use crate::batch::{AddressBatch, PolicyBatch};
 use crate::intern::Common;
+use crate::pod_uid::PodUid;
 use crate::policy::{Clause, Enforcement, Match, Policy, Rule, StringMatch, Values};
 use crate::service::Service;
 use crate::store::{Changes, Store};
@@ -210,6 +211,7 @@ fn workload(
     Ok(Workload {
         cluster_id: cluster_id.into(),
         uid: uid.into(),
+        pod_uid: PodUid::unless_empty(&entry.pod_uid),
         identity,
         name: entry.name.into(),
         namespace: entry.namespace.into(),

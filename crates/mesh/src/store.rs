@@ -319,6 +319,10 @@ impl Store {
     // How an update is applied.
 
     fn put_workload(&mut self, mut workload: Workload, pending: &mut Pending) {
+        if !self.workloads.is_local(&workload) {
+            // It tells pods of this node apart, and there are fifty thousand elsewhere.
+            workload.pod_uid = None;
+        }
         if self
             .workloads
             .get(&workload.uid)

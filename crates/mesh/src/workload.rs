@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use spiffe::SpiffeId;
 
 use crate::address::{GatewayAddress, NamespacedHostname, Ports};
+use crate::pod_uid::PodUid;
 
 /// The cluster meant where none is named.
 pub const DEFAULT_CLUSTER: &str = "Kubernetes";
@@ -20,6 +21,9 @@ pub const DEFAULT_SERVICE_ACCOUNT: &str = "default";
 pub struct Workload {
     /// Unique in the mesh.
     pub uid: Arc<str>,
+    /// Which of all pods that ever had its name it is. None where the control plane does not say. Most workloads are
+    /// pods of other nodes, of which a store forgets it: hence the box.
+    pub pod_uid: Option<Box<PodUid>>,
     /// The pod's name.
     pub name: Arc<str>,
     /// The pod's namespace: scope of policies and of service preference.
@@ -78,6 +82,7 @@ impl Workload {
         let empty: Arc<str> = "".into();
         Self {
             uid: uid.into(),
+            pod_uid: None,
             name: empty.clone(),
             namespace: namespace.into(),
             addresses: Vec::new(),

@@ -101,6 +101,7 @@ pub fn pod(mesh: &Mesh, input: PodInput<'_>) -> wire::Workload {
             PodNetwork::Host => wire::NetworkMode::HostNetwork,
         }
         .into(),
+        pod_uid: pod.uid.clone(),
         ..wire::Workload::default()
     }
 }

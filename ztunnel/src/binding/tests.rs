@@ -53,6 +53,7 @@ impl Case<'_> {
     fn ask<T>(&self, ask: impl FnOnce(Handed<'_>, &Store) -> Result<T, Unbound>) -> String {
         let held: BTreeSet<IpAddr> = self.held.iter().map(|text| ip(text)).collect();
         let handed = Handed {
+            uid: &"u1".into(),
             info: &pod("web", "web"),
             held: &held,
         };
@@ -111,6 +112,47 @@ fn an_account_of_another_pod_of_the_same_name_is_none_of_this_one() {
 }
 
 #[test]
+fn a_pod_is_not_taken_for_another_of_its_name_account_and_address() {
+    let case = |uid: Option<&str>, held, expected: &str| {
+        let workload = Workload {
+            pod_uid: uid.map(|uid| Box::new(uid.into())),
+            ..described("c", "web", "web", &["10.0.0.1"])
+        };
+        let store = store([workload]);
+        let case = Case {
+            store: &store,
+            held: &[held],
+        };
+        case.is(expected);
+        case.speaks("10.0.0.1", expected);
+        case.is_reached("10.0.0.1", expected);
+    };
+    case(Some("u1"), "10.0.0.1", "yes");
+    // As Istio's control plane speaks of it.
+    case(None, "10.0.0.1", "yes");
+    case(
+        Some("u0"),
+        "10.0.0.1",
+        "the node agent handed over pod shop/web with UID u1, but the mesh speaks of the one with UID u0",
+    );
+}
+
+#[test]
+fn of_two_clusters_with_the_same_names_and_addresses_the_uid_tells_which() {
+    let of = |cluster, uid: &str| Workload {
+        pod_uid: Some(Box::new(uid.into())),
+        ..described(cluster, "web", "web", &["10.0.0.1"])
+    };
+    let store = store([of("a", "u0"), of("b", "u1")]);
+    let handed = Handed {
+        uid: &"u1".into(),
+        info: &pod("web", "web"),
+        held: &[ip("10.0.0.1")].into(),
+    };
+    assert_eq!(*handed.workload(&store).unwrap().uid, *"b//Pod/shop/web");
+}
+
+#[test]
 fn a_pod_speaks_from_its_own_addresses_alone() {
     let store = store([
         described("c", "web", "web", &["10.0.0.1", "fd00::1"]),
@@ -136,6 +178,7 @@ fn a_connection_without_an_address_gets_one_that_the_pod_has_of_the_destinations
     let store = store([described("c", "web", "web", &["10.0.0.1", "fd00::1"])]);
     let towards = |held: &[&str], to: &str| {
         let handed = Handed {
+            uid: &"u1".into(),
             info: &pod("web", "web"),
             held: &held.iter().map(|text| ip(text)).collect(),
         };
@@ -184,6 +227,7 @@ fn of_two_clusters_with_the_same_names_the_address_tells_which() {
     ]);
     for (held, cluster) in [("10.1.0.1", "a"), ("10.2.0.1", "b")] {
         let handed = Handed {
+            uid: &"u1".into(),
             info: &pod("web", "web"),
             held: &[ip(held)].into(),
         };
@@ -200,4 +244,10 @@ fn only_what_the_control_plane_may_put_right_is_waited_for() {
     };
     assert!(!unconfigured.may_pass());
     assert!(Unbound::Unknown(pod("web", "web")).may_pass());
+    let other = Unbound::OtherPod {
+        pod: pod("web", "web"),
+        handed: "u1".into(),
+        described: Box::new("u0".into()),
+    };
+    assert!(other.may_pass());
 }

@@ -79,7 +79,7 @@ pub(super) fn request(asked: request::Kind) -> Vec<u8> {
 
 pub(super) fn pod(uid: &PodUid, netns: NetnsId) -> request::Kind {
     request::Kind::Pod(Pod {
-        uid: uid.as_str().to_owned(),
+        uid: uid.to_string(),
         netns: Some(proto::handover::Netns {
             dev: netns.dev,
             ino: netns.ino,

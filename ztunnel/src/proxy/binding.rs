@@ -148,7 +148,7 @@ impl PodProxy {
         let usual = Instant::now() + WORKLOAD_PATIENCE;
         match unbound {
             // The first word of the pod, or of the one that has its name now.
-            Unbound::Unknown(_) | Unbound::ForeignNamespace { .. } => {
+            Unbound::Unknown(_) | Unbound::ForeignNamespace { .. } | Unbound::OtherPod { .. } => {
                 usual.max(self.started + YOUTH)
             }
             _ => usual,
@@ -161,12 +161,13 @@ impl PodProxy {
         ask: impl Fn(Handed<'_>, &Store) -> Result<T, Unbound>,
     ) -> Result<T, Unbound> {
         let with = |held: &BTreeSet<IpAddr>| {
-            let info = &self.info;
-            ask(Handed { info, held }, &self.shared.mesh.read())
+            let (uid, info) = (&self.uid, &self.info);
+            ask(Handed { uid, info, held }, &self.shared.mesh.read())
         };
         let held = self.held.not_older_than(GOOD_FOR);
         match with(&held) {
-            Err(Unbound::Unknown(info)) => Err(Unbound::Unknown(info)),
+            // Of which the kernel knows nothing.
+            Err(unbound @ (Unbound::Unknown(_) | Unbound::OtherPod { .. })) => Err(unbound),
             Err(_) => with(&self.held.not_older_than(ASK_AGAIN)),
             workload => workload,
         }

@@ -44,6 +44,7 @@ impl Reply {
             | Failure::Loop(_)
             | Failure::Unbound(
                 Unbound::ForeignNamespace { .. }
+                | Unbound::OtherPod { .. }
                 | Unbound::ForeignAddress { .. }
                 | Unbound::TakenAddress { .. }
                 | Unbound::UnconfiguredAddress { .. },

@@ -184,14 +184,14 @@ mod tests {
     fn messages_without_descriptors_are_read() {
         let keep = workload_request::Payload::Keep(KeepWorkload { uid: "u".into() });
         assert!(
-            matches!(decode(packet(keep, vec![])), Ok(Message::Keep(uid)) if uid.as_str() == "u")
+            matches!(decode(packet(keep, vec![])), Ok(Message::Keep(uid)) if uid == "u".into())
         );
         let del = Packet {
             bytes: vec![0x12, 0x03, 0x12, 0x01, b'u'],
             fds: vec![],
             truncated: false,
         };
-        assert!(matches!(decode(del), Ok(Message::Delete(uid)) if uid.as_str() == "u"));
+        assert!(matches!(decode(del), Ok(Message::Delete(uid)) if uid == "u".into()));
         let sent = Packet {
             bytes: vec![0x1a, 0x00],
             fds: vec![],

@@ -513,9 +513,18 @@ pub(crate) fn allow_all(name: &str) -> Authorization {
 
 /// The server as the control plane tells of it once it has left the mesh.
 pub(crate) fn plain_server() -> Address {
+    changed_server(|workload| workload.tunnel_protocol = TunnelProtocol::None.into())
+}
+
+/// The server as a control plane tells of it that says which pod it is.
+pub(crate) fn server_of(pod_uid: &str) -> Address {
+    changed_server(|workload| workload.pod_uid = pod_uid.into())
+}
+
+fn changed_server(change: impl FnOnce(&mut Workload)) -> Address {
     let mut server = addresses(vec![]).remove(1);
     if let Some(address::Type::Workload(workload)) = &mut server.r#type {
-        workload.tunnel_protocol = TunnelProtocol::None.into();
+        change(workload);
     }
     server
 }

@@ -6,7 +6,7 @@ use std::net::{Shutdown, SocketAddr};
 
 use proto::zds::{SnapshotSent, workload_request};
 
-use crate::harness::{CLIENT, Node, SERVER, SERVICE, UNKNOWN, echoes, is_reset};
+use crate::harness::{CLIENT, Node, SERVER, SERVICE, UNKNOWN, echoes, is_reset, server_of};
 
 const CLIENT_ID: &str = "spiffe://cluster.local/ns/default/sa/client";
 const SERVER_ID: &str = "spiffe://cluster.local/ns/default/sa/server";
@@ -223,6 +223,35 @@ async fn namespaces_handed_over_under_each_others_names_speak_for_nobody() {
     assert_eq!(agent.add("server", &node.server).await, "");
     let mut socket = node.connect().unwrap();
     echoes(&mut socket, b"put right").unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_waits_for_the_control_plane_to_speak_of_it_and_not_of_its_predecessor() {
+    let (node, _agent) = Node::start(vec![]).await;
+    node.plane.push_address(server_of("uid-before")).await;
+    let why = "the node agent handed over pod default/server with UID uid-server, but the mesh speaks of the one with UID uid-before";
+    node.eventually("the mesh speaks of another pod", |node| {
+        let dump = node.get(15000, "/config_dump");
+        let dump: serde_json::Value =
+            serde_json::from_str(dump.split_once("\r\n\r\n").unwrap().1).unwrap();
+        dump["workloadState"]["uid-server"]["unbound"] == why
+    })
+    .await;
+    let mut socket = node.connect().unwrap();
+    assert!(is_reset(&mut socket));
+    node.logged(&["direction=\"inbound\"", why]).await;
+    let labels = ["reporter=\"destination\"", "response_flags=\"OTHER_POD\""];
+    assert_eq!(
+        node.counted("istio_tcp_connections_failed_total", &labels),
+        1
+    );
+
+    node.plane.push_address(server_of("uid-server")).await;
+    node.eventually("the mesh speaks of this one", |node| {
+        let mut socket = node.connect().unwrap();
+        echoes(&mut socket, b"put right").is_ok()
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

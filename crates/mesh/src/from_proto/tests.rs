@@ -54,9 +54,21 @@ fn what_the_wire_leaves_out_takes_its_default() {
     );
     assert_eq!(&*pod.cluster_id, "Kubernetes");
     assert_eq!(pod.capacity, 1);
+    assert_eq!(pod.pod_uid, None);
     assert_eq!(pod.protocol, TunnelProtocol::Hbone);
     assert_eq!(pod.status, HealthStatus::Healthy);
     assert_eq!(pod.addresses, ["10.1.2.3".parse::<IpAddr>().unwrap()]);
+}
+
+#[test]
+fn the_uid_of_a_pod_is_kept_whatever_it_looks_like() {
+    for uid in ["0f3a9c1e-7d42-4b8e-9f00-a1b2c3d4e5f6", "c0ffee"] {
+        let pod = workload(wire::Workload {
+            pod_uid: uid.into(),
+            ..pod()
+        });
+        assert_eq!(pod.unwrap().pod_uid.unwrap().to_string(), uid);
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ use spiffe::{SpiffeId, TrustDomain};
 
 use super::{ConvertError, Fault, gateway, ip, known, port, ports, required};
 use crate::address::NamespacedHostname;
+use crate::pod_uid::PodUid;
 use crate::workload::{
     ApplicationProtocol, ApplicationTunnel, DEFAULT_CLUSTER, DEFAULT_SERVICE_ACCOUNT, HealthStatus,
     Locality, Membership, NetworkMode, TunnelProtocol, Workload, WorkloadType,
@@ -65,6 +66,7 @@ fn convert(wire: wire::Workload) -> Result<Workload, Fault> {
             subzone: locality.subzone.into(),
         }),
         uid: wire.uid.into(),
+        pod_uid: PodUid::unless_empty(&wire.pod_uid),
         name: wire.name.into(),
         namespace: wire.namespace.into(),
         hostname: wire.hostname.into(),

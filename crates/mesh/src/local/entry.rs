@@ -35,6 +35,8 @@ pub(super) struct WorkloadEntry {
     #[serde(default)]
     pub(super) uid: String,
     #[serde(default)]
+    pub(super) pod_uid: String,
+    #[serde(default)]
     pub(super) name: String,
     #[serde(default)]
     pub(super) trust_domain: Option<String>,

@@ -401,6 +401,28 @@ fn identities_of_this_node_are_announced_with_the_first_and_dropped_with_the_las
 }
 
 #[test]
+fn the_uid_of_a_pod_is_kept_on_its_own_node_alone() {
+    let mut store = Store::new(Some("n1"));
+    let with = |name: &str, node, uid: &str| Workload {
+        pod_uid: Some(Box::new(uid.into())),
+        ..meshed(name, "cart", node)
+    };
+    store.upsert_workload(with("here", "n1", "u1"));
+    store.upsert_workload(with("there", "n2", "u1"));
+    let kept = |store: &Store, name| store.workload(name).unwrap().pod_uid.is_some();
+    assert_eq!((kept(&store, "here"), kept(&store, "there")), (true, false));
+    // A successor that differs in nothing else is news where it runs.
+    assert_eq!(
+        store.upsert_workload(with("here", "n1", "u2")).workloads,
+        ["here".into()]
+    );
+    assert!(store.upsert_workload(with("there", "n2", "u2")).is_empty());
+    let mut everywhere = Store::new(None);
+    everywhere.upsert_workload(with("there", "n2", "u1"));
+    assert!(kept(&everywhere, "there"));
+}
+
+#[test]
 fn a_plain_workload_needs_no_certificate_until_it_is_in_the_mesh() {
     let mut store = Store::new(Some("n1"));
     let plain = Workload {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A node whose names and addresses are reused at once, again and again, with a control plane and an agent that are
-//! late by any number of steps: no connection is ever made or taken under an identity that is not its pod's.
+//! A node whose names, accounts and addresses are reused at once, again and again, with a control plane and an agent that
+//! are late by any number of steps: no connection is ever made or taken as another pod, which one that differs from its
+//! predecessor in nothing but its UID is as well; or, where the control plane says no UID, under another identity.
 //!
 //! The mesh, the pods and the decisions are the real ones; what is played is the cluster, in which everything is known,
 //! and the two queues that lead from it.
@@ -71,12 +72,21 @@ struct Truth {
     netns: u32,
 }
 
+/// Whether the control plane says which UID a pod has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Uids {
+    Said,
+    /// As Istio's does not.
+    Unsaid,
+}
+
 impl Truth {
-    fn description(&self) -> Workload {
+    fn description(&self, uids: Uids) -> Workload {
         let (name, account) = (name_of(self.name), account_of(self.account));
         let address = address_of(self.address).to_string();
         Workload {
             protocol: mesh::workload::TunnelProtocol::Hbone,
+            pod_uid: (uids == Uids::Said).then(|| Box::new(self.uid.clone())),
             ..described("c", &name, &account, &[&address])
         }
     }
@@ -88,6 +98,15 @@ impl Truth {
             netns: self.netns,
         }
     }
+}
+
+/// Half of them as static pods have them.
+fn uid_of(number: usize) -> PodUid {
+    let text = match number % 2 {
+        0 => format!("{number:08x}-0000-4000-8000-000000000000"),
+        _ => format!("{number:032x}"),
+    };
+    PodUid::from(&*text)
 }
 
 fn name_of(name: usize) -> String {
@@ -113,6 +132,7 @@ enum Message {
 }
 
 struct World {
+    uids: Uids,
     live: BTreeMap<usize, Truth>,
     /// Everything that ever had a namespace; none is given out twice.
     namespaces: Vec<Truth>,
@@ -123,14 +143,17 @@ struct World {
     /// What is served, as the shell would have it.
     proxies: BTreeMap<PodUid, Pod<u32>>,
     made: usize,
+    /// Pods that differ from the last one of their name in nothing but their UID.
+    twins: usize,
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(uids: Uids) -> Self {
         let mut pods = Pods::new();
         pods.connected();
         pods.snapshot_sent().unwrap();
         Self {
+            uids,
             live: BTreeMap::new(),
             namespaces: Vec::new(),
             words: VecDeque::new(),
@@ -139,6 +162,7 @@ impl World {
             pods,
             proxies: BTreeMap::new(),
             made: 0,
+            twins: 0,
         }
     }
 
@@ -171,13 +195,17 @@ impl World {
         }
         let number = self.namespaces.len();
         let truth = Truth {
-            uid: PodUid::from(&*format!("uid-{number}")),
+            uid: uid_of(number),
             name,
             address,
             account,
             netns: u32::try_from(number).unwrap(),
         };
-        let words = Word::Describe(Box::new(truth.description()));
+        let same = |other: &Truth| (other.address, other.account) == (address, account);
+        let mut before = self.namespaces.iter().rev();
+        let last = before.find(|other| other.name == name);
+        self.twins += usize::from(last.is_some_and(same));
+        let words = Word::Describe(Box::new(truth.description(self.uids)));
         self.words.push_back(words);
         self.messages.push_back(Message::Add(truth.handed()));
         self.namespaces.push(truth.clone());
@@ -186,7 +214,8 @@ impl World {
 
     fn delete(&mut self, name: usize) {
         if let Some(gone) = self.live.remove(&name) {
-            self.words.push_back(Word::Withdraw(gone.description().uid));
+            self.words
+                .push_back(Word::Withdraw(gone.description(self.uids).uid));
             self.messages.push_back(Message::Delete(gone.uid));
         }
     }
@@ -246,17 +275,23 @@ impl World {
         let proxy = self.proxies.values().find(|pod| pod.netns == netns)?;
         let truth = &self.namespaces[netns as usize];
         let handed = Handed {
+            uid: &proxy.uid,
             info: &proxy.info,
             held: &[IpAddr::from(Ipv4Addr::LOCALHOST), address_of(truth.address)].into(),
         };
         let plain = handed.workload_reached(&self.store, address).ok();
         let workload = handed.workload_at(&self.store, address).ok();
         if let Some(plain) = plain {
-            check(&plain, truth);
+            self.check(&plain, truth);
         }
         let workload = workload?;
-        check(&workload, truth);
+        self.check(&workload, truth);
         Some((workload, truth))
+    }
+
+    #[track_caller]
+    fn check(&self, used: &Workload, truth: &Truth) {
+        assert_eq!(*used, truth.description(self.uids), "used for {truth:?}");
     }
 
     /// As the outbound and the inbound proxy would go about it.
@@ -293,7 +328,7 @@ impl World {
             return;
         };
         if expected.contains(&presented.identity) {
-            check(&presented, truth);
+            self.check(&presented, truth);
             self.made += 1;
         }
     }
@@ -319,17 +354,15 @@ impl World {
     }
 }
 
-#[track_caller]
-fn check(used: &Workload, truth: &Truth) {
-    assert_eq!(*used, truth.description(), "used for {truth:?}");
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn an_identity_is_only_ever_used_by_its_own_pod(events in events()) {
-        let mut world = World::new();
+    fn an_identity_is_only_ever_used_by_its_own_pod(
+        events in events(),
+        uids in prop_oneof![3 => Just(Uids::Said), 1 => Just(Uids::Unsaid)],
+    ) {
+        let mut world = World::new(uids);
         for event in events {
             world.happen(event);
         }
@@ -351,7 +384,7 @@ proptest! {
         let (name, account, address) = handed;
         let (held, at) = (address_of(address), address_of(at));
         let info = pod(&name_of(name), &account_of(account));
-        let handed = Handed { info: &info, held: &[held].into() };
+        let handed = Handed { uid: &"u1".into(), info: &info, held: &[held].into() };
         let uses = [handed.workload_at(&store, at), handed.workload_reached(&store, at)];
         for used in uses.into_iter().flatten() {
             prop_assert_eq!(held, at);
@@ -367,7 +400,7 @@ proptest! {
 fn five_thousand_reuses_in_one_node_make_no_connection_under_a_wrong_identity() {
     use rand::SeedableRng as _;
     let mut rng = rand::rngs::StdRng::seed_from_u64(7);
-    let mut world = World::new();
+    let mut world = World::new(Uids::Said);
     while world.namespaces.len() < 5_000 {
         let name = rng.random_range(0..NAMES);
         let address = rng.random_range(0..ADDRESSES);
@@ -389,4 +422,5 @@ fn five_thousand_reuses_in_one_node_make_no_connection_under_a_wrong_identity() 
     }
     world.settle();
     assert!(world.made > 1_000, "{} connections", world.made);
+    assert!(world.twins > 300, "{} twins", world.twins);
 }
