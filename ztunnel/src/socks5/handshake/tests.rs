@@ -165,7 +165,9 @@ fn each_violation_has_the_answer_that_its_phase_expects() {
 proptest! {
     #[test]
     fn cuts_change_nothing_and_nothing_panics(said in prop::collection::vec(any::<u8>(), 0..600), piece in 1..600_usize) {
-        prop_assert_eq!(conversation(&said, piece), conversation(&said, 600));
+        // Of what is refused, nobody reads the rest.
+        let told = |(outcome, rest): (Result<_, _>, _)| outcome.map(|target| (target, rest));
+        prop_assert_eq!(told(conversation(&said, piece)), told(conversation(&said, 600)));
     }
 
     #[test]
