@@ -5,11 +5,12 @@
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use e2e::access_log::Entry;
 use e2e::handle::{Lab, Process, Shared, eventually};
 use e2e::load::{Line, Load, Tally, Volume};
-use e2e::topology::Node;
+use e2e::topology::{Node, PodName};
 use nix::sys::signal::Signal;
 
 static SHARED: Shared = Shared::new("resilience", env!("CARGO_BIN_EXE_e2e"));
@@ -57,12 +58,15 @@ spec:
     )
 }
 
+/// A second.
+const VISITS: u32 = 50;
+
 /// New connections all the time, each with one request and its answer.
 fn visits(lab: &Lab, to: SocketAddr) -> Load {
     let volume = Volume {
         transfers: 0,
         talks: 0,
-        visits: 50,
+        visits: VISITS,
         ..Volume::default()
     };
     Load::start(lab, "shop/client", &[to], &volume, "resilience").unwrap()
@@ -181,14 +185,39 @@ fn a_rolling_update_costs_no_connection() {
     ready(1);
     ready(2);
     known_endpoints(lab, "roll", 2);
-    let load = visits(lab, "10.96.0.51:9000".parse().unwrap());
+    let (load, begun) = (
+        visits(lab, "10.96.0.51:9000".parse().unwrap()),
+        Instant::now(),
+    );
     // As a Deployment does it: the next is ready before the last has to go.
     for old in 1..=4 {
         lab.apply(&start(old + 2)).unwrap();
         ready(old + 2);
         lab.delete("pod", &format!("shop/{}", name(old))).unwrap();
     }
+    for old in 1..=4 {
+        let pod: PodName = format!("shop/{}", name(old)).parse().unwrap();
+        eventually("it is gone", Duration::from_secs(30), || {
+            let there = lab.state().pod_record(&pod).exists();
+            anyhow::ensure!(!there, "{pod} is still there");
+            Ok(())
+        })
+        .unwrap();
+    }
     load.go_on(Duration::from_secs(2));
-    none_failed(&load.stop().unwrap(), 100);
+    let half = begun.elapsed().as_secs() * u64::from(VISITS) / 2;
+    none_failed(&load.stop().unwrap(), usize::try_from(half).unwrap());
+    // Every one of them had its share, by a tunnel: those that went had something to lose.
+    let log = lab.access_log(Node::A).unwrap();
+    for number in 1..=6 {
+        let of_it = |entry: &&Entry| entry.is_final() && entry.is("dst.workload", &name(number));
+        let (tunnelled, plain): (Vec<&Entry>, _) = log
+            .iter()
+            .filter(of_it)
+            .partition(|entry| entry.field("dst.hbone_addr").is_some());
+        assert!(plain.is_empty(), "{plain:?}");
+        let (pod, served) = (name(number), tunnelled.len());
+        assert!(served >= 5, "{pod} served {served} connections");
+    }
     known_endpoints(lab, "roll", 2);
 }

@@ -7,6 +7,8 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use e2e::access_log::Entry;
 use e2e::handle::{Held, Lab, eventually};
+use e2e::load::{Event, Line, Load, Tally, Volume, What};
+use e2e::sniff::Flow;
 use e2e::topology::Node;
 use e2e::traffic::Outcome;
 
@@ -84,5 +86,73 @@ fn a_deleted_pod_ends_its_connections_on_both_sides_and_leaves_nothing_behind() 
     }
     for (node, before) in Node::ALL.into_iter().zip(before) {
         turn.until_released(node, before, 0);
+    }
+}
+
+#[test]
+fn a_pod_that_is_deleted_in_the_middle_of_transfers_ends_each_with_no_wrong_byte() {
+    let turn = turn();
+    let lab = turn.lab;
+    turn.apply_pod("shop/brief", Node::B);
+    lab.wait_ready("shop/brief").unwrap();
+    turn.spoken_to("shop/brief");
+    let volume = Volume {
+        transfers: 8,
+        rate: 2 << 20,
+        talks: 0,
+        visits: 0,
+        ..Volume::default()
+    };
+    let marker = format!("brief-{:016x}", rand::random::<u64>());
+    let wires = Node::ALL.map(|node| lab.start_sniffing(node, Some(&marker)).unwrap());
+    let targets = [turn.echo("shop/brief")];
+    let load = Load::start(lab, "shop/client", &targets, &volume, &marker).unwrap();
+    load.go_on(Duration::from_secs(1));
+    let before = load.so_far();
+    let ended = |tally: &Tally| {
+        let ends = tally.events.iter().filter_map(|event| match &event.what {
+            What::Ended {
+                outcome,
+                sent,
+                received,
+                ..
+            } => Some((outcome.clone(), *sent, *received)),
+            _ => None,
+        });
+        ends.collect::<Vec<_>>()
+    };
+    assert_eq!(ended(&before), [], "they were in the middle");
+    lab.delete("pod", "shop/brief").unwrap();
+    let wanted = |events: &[Event]| {
+        let ends = events.iter().filter(|event| event.line == Line::Transfer);
+        let ends = ends.filter(|event| matches!(event.what, What::Ended { .. }));
+        (ends.count() >= 8).then_some(())
+    };
+    let ((), took) = timed(|| {
+        load.wait(Duration::from_secs(20), "the end of all transfers", wanted)
+            .unwrap()
+    });
+    bounded(
+        "until every transfer had ended",
+        took,
+        Duration::from_secs(10),
+    );
+    turn.wait_until_gone("shop/brief");
+    for (outcome, sent, received) in ended(&load.stop().unwrap()) {
+        // Told as a break by the pod or its proxy, or as the application's own end; never as success, for it was none.
+        assert!(
+            matches!(outcome, Outcome::Reset | Outcome::Closed),
+            "{outcome:?}"
+        );
+        assert!(
+            received > 100_000 && received <= sent,
+            "{received} of {sent}"
+        );
+    }
+    for wire in wires.map(|wire| wire.finish().unwrap()) {
+        let plain: Vec<_> = wire.with_marker().collect();
+        assert!(plain.is_empty(), "in the clear: {plain:?}");
+        let tunnelled = |flow: &Flow| flow.is_tunnel() && flow.tls_records > 0;
+        assert!(wire.flows.iter().any(tunnelled), "{wire:?}");
     }
 }

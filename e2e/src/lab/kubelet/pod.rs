@@ -46,6 +46,8 @@ enum Ground {
 
 /// An annotation with a number from 10 to 249.
 const WANTED_HOST: &str = "lab.culvert/host";
+/// What kubelets write on the pod that stands in the API for a static one: the UID that they have for that.
+const STATIC_UID: &str = "kubernetes.io/config.hash";
 const PROBE_EVERY: Duration = Duration::from_millis(200);
 const PROBE_READY_EVERY: Duration = Duration::from_secs(1);
 const LAST_GRACE: Duration = Duration::from_secs(1);
@@ -91,7 +93,7 @@ impl PodLife {
         let mut backoff = FIRST_BACKOFF;
         loop {
             let wanted = self.wanted_host();
-            let attempt = self.shared.runtimes[&self.node].add(&self.name, &self.uid, wanted);
+            let attempt = self.shared.runtimes[&self.node].add(&self.name, self.own_uid(), wanted);
             match attempt.await {
                 Ok(sandbox) => return Some(Ground::Own(sandbox)),
                 Err(error) => {
@@ -108,8 +110,17 @@ impl PodLife {
 
     /// The last part of the address that the pod asks for, as some network plugins let it.
     fn wanted_host(&self) -> Option<u8> {
+        self.annotation(WANTED_HOST)?.parse().ok()
+    }
+
+    /// The UID that the kubelet itself and the runtime have for the pod: the API's, unless it is a static one.
+    fn own_uid(&self) -> &str {
+        self.annotation(STATIC_UID).unwrap_or(&self.uid)
+    }
+
+    fn annotation(&self, name: &str) -> Option<&str> {
         let annotations = self.pod.metadata.annotations.as_ref()?;
-        annotations.get(WANTED_HOST)?.parse().ok()
+        annotations.get(name).map(String::as_str)
     }
 
     fn host_network(&self) -> bool {
@@ -130,7 +141,7 @@ impl PodLife {
         }
         let variables = self.variables(ground);
         let resolv_conf = self.resolv_conf()?;
-        let cgroup = self.shared.cgroups.of_pod(&self.uid);
+        let cgroup = self.shared.cgroups.of_pod(self.own_uid());
         let mut containers = Vec::new();
         for container in &spec.containers {
             let process = Process {
@@ -355,7 +366,7 @@ impl PodLife {
     }
 
     fn forget(&self) {
-        self.shared.cgroups.remove(&self.uid);
+        self.shared.cgroups.remove(self.own_uid());
         // A record that was never written need not be removed.
         let _no_record = std::fs::remove_file(self.shared.state.pod_record(&self.name));
         let _no_names = std::fs::remove_file(self.shared.state.resolv_conf_of(&self.name));
