@@ -31,16 +31,20 @@ pub struct Volume {
     pub stall: Duration,
 }
 
+impl Volume {
+    pub const USUAL: Self = Self {
+        transfers: 2,
+        rate: 512 << 10,
+        talks: 2,
+        requests: 20,
+        visits: 20,
+        stall: Duration::from_secs(20),
+    };
+}
+
 impl Default for Volume {
     fn default() -> Self {
-        Self {
-            transfers: 2,
-            rate: 512 << 10,
-            talks: 2,
-            requests: 20,
-            visits: 20,
-            stall: Duration::from_secs(20),
-        }
+        Self::USUAL
     }
 }
 

@@ -19,6 +19,7 @@
 //!   application, and nothing is read from an application that the tunnel has no room for.
 //! * A slow reader stalls its own writer and nobody else, and no pattern of small frames ends a shared tunnel.
 //! * FIN and RST are mirrored: FIN ↔ END_STREAM, RST ↔ RST_STREAM, on every path, also when a task is aborted.
+//! * A peer that says a great deal, or little in many frames, has its turn and then waits for everybody else's.
 //! * What is readable now leaves now, in few frames, records and writes; nothing ever waits for more to come.
 
 pub mod wire;
@@ -37,6 +38,7 @@ mod meter;
 mod relay;
 mod stop;
 mod stream;
+mod turn;
 
 mod chunks;
 mod io;

@@ -38,9 +38,6 @@ use crate::meter::{Meter, Way};
 use crate::stop::Stop;
 use crate::stream::LibraryStream;
 
-/// Bytes that one direction moves before other tasks get their turn.
-const TURN: usize = 1024 * 1024;
-
 /// How a relay went.
 #[derive(Debug, Clone)]
 pub struct Outcome {

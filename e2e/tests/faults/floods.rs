@@ -6,16 +6,12 @@ use std::time::Duration;
 
 use e2e::hostile::flood::Flooded;
 use e2e::hostile::forge::{Forger, Validity};
-use e2e::load::Line;
+use e2e::load::now;
 use e2e::topology::Node;
 
-use crate::ground::{Background, bounded, judge, timed, turn};
+use crate::ground::{BUSY, Background, TRAFFIC, beside, bounded, judge, timed, turn};
 
 const CLIENT: &str = "spiffe://cluster.local/ns/shop/sa/client";
-/// New connections beside a flood take no longer, 99 of 100.
-const P99: Duration = Duration::from_secs(10);
-/// Connections that the usual traffic has open at a time, its tunnels included, at most.
-const TRAFFIC: usize = 40;
 
 /// What must be answered or undone, what is malformed, and a word of the reason.
 const ENDED: [(&str, &[&str], &str); 6] = [
@@ -42,7 +38,9 @@ fn a_flood_of_frames_is_ended_or_borne_and_nobody_else_notices() {
     let before = turn.holding(Node::B).unwrap();
     let memory = || turn.lab.process("ztunnel-b").unwrap().memory().unwrap();
     let memory_before = memory();
-    let trial = turn.begin();
+    let trial = turn.begin_with(BUSY);
+    let mut phases = vec![("quiet", now())];
+    trial.load().go_on(Duration::from_secs(4));
     let stolen = Forger::with_the_stolen_key(turn.lab.state()).unwrap();
     let member = stolen.certificate(&[CLIENT], Validity::Now).unwrap();
     let file = turn.credentials(&member);
@@ -69,6 +67,7 @@ fn a_flood_of_frames_is_ended_or_borne_and_nobody_else_notices() {
     };
     for (kind, more, reason) in ENDED {
         let counted = broken();
+        phases.push((kind, now()));
         let arguments = arguments(kind);
         let mut arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         arguments.extend(["--seconds", "20"]);
@@ -97,6 +96,7 @@ fn a_flood_of_frames_is_ended_or_borne_and_nobody_else_notices() {
         println!("  {entry}");
         assert!(broken() > counted, "{kind} is not counted");
     }
+    phases.push(("what is borne", now()));
     let floods: Vec<(&str, Background<Flooded>)> = BORNE
         .into_iter()
         .map(|kind| {
@@ -111,6 +111,7 @@ fn a_flood_of_frames_is_ended_or_borne_and_nobody_else_notices() {
         println!("{kind}: {flooded:?}");
         assert!(flooded.sent > 10_000, "{kind}: {flooded:?}");
     }
+    let end = now();
     let ((), took) = timed(|| turn.until_released(Node::B, before, TRAFFIC));
     bounded(
         "until nothing was left of them",
@@ -123,9 +124,7 @@ fn a_flood_of_frames_is_ended_or_borne_and_nobody_else_notices() {
         "{:?}",
         verdict.traffic.failures()
     );
-    let visits = verdict.traffic.latency(Line::Visit).unwrap();
-    println!("  visits: {visits}");
-    bounded("  p99 of new connections", visits.p99, P99);
+    beside(&verdict, &phases, end);
     let grown = memory().saturating_sub(memory_before);
     println!("  memory grown by {} KiB", grown >> 10);
     assert!(grown < 64 << 20, "{grown} bytes more than before");

@@ -164,6 +164,8 @@ pub(crate) struct Session<U> {
     told: Option<u32>,
     draining: Draining,
     floods: Floods,
+    /// Frames and pieces of frames that have come.
+    frames: u64,
     /// The field block that is being written.
     scratch: Vec<u8>,
     /// Whether a field block was sent.
@@ -205,6 +207,7 @@ impl<U> Session<U> {
             told: None,
             draining: Draining::No,
             floods: Floods::new(now),
+            frames: 0,
             scratch: Vec::new(),
             spoken: false,
             limits,
@@ -219,6 +222,11 @@ impl<U> Session<U> {
     /// How many streams of ours the peer bears at a time.
     pub(crate) fn peer_max_streams(&self) -> usize {
         self.peer.max_streams as usize
+    }
+
+    /// How many frames, and pieces of frames, have come.
+    pub(crate) fn frames(&self) -> u64 {
+        self.frames
     }
 
     /// Streams whose user has not let go.

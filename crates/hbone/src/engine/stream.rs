@@ -23,10 +23,8 @@ use crate::meter::{Meter, Way};
 use crate::relay::{End, Fault, Outcome, Progress, outcome};
 use crate::stop::Stop;
 use crate::stream::TunnelEnd;
+use crate::turn::{TURN, again};
 use crate::wire;
-
-/// Bytes that one direction moves before other tasks get their turn.
-const TURN: usize = 1024 * 1024;
 
 /// What is read at once from an application that says little, and from one that is all bulk.
 const READ: std::ops::RangeInclusive<usize> = 16 * 1024..=256 * 1024;
@@ -327,7 +325,7 @@ impl Relay {
                     moved += count;
                     self.resize(count, emptied);
                     if moved >= TURN {
-                        cx.waker().wake_by_ref();
+                        again(cx);
                         return Poll::Pending;
                     }
                 }

@@ -5,6 +5,8 @@
 //!   turn: timers ─► read up to 1 MiB ─► open, frames ─► deliver to sockets ─► seal ─► write ─► next in line for room
 //! ```
 //!
+//! A turn ends early where the peer says little by many frames, since it is work that others wait for, not bytes.
+//!
 //! What comes for a stream that is being relayed is written to its application from here, without waking its task; only
 //! what the application does not take is copied and left to that task. Nothing here waits for a slow application.
 
@@ -33,9 +35,11 @@ use crate::chunks::SLICES;
 use crate::config::{self, Config};
 use crate::error::{TunnelError, TunnelFault};
 use crate::meter::Way;
+use crate::turn::{TURN, again};
 
-/// Bytes read before other tasks get their turn.
-const TURN: usize = 1024 * 1024;
+/// Records and frames understood before other tasks get their turn. Of frames as large as DATA of any weight, a turn of
+/// bytes holds far fewer; of the smallest it holds a hundred thousand.
+const FRAMES: u64 = 1024;
 
 /// How long the peer may take to hear our last words, where they matter.
 const FAREWELL: Duration = Duration::from_secs(30);
@@ -59,6 +63,8 @@ pub(crate) struct Driver<T> {
     intake: Intake,
     events: Vec<Event>,
     requests: VecDeque<(Slot, Box<Request<()>>)>,
+    /// The last turn left something for the next.
+    tired: bool,
     keepalive: Keepalive,
     standing: Standing,
     farewell: Farewell,
@@ -114,6 +120,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             intake: Intake::new(Opener::new(open), &rest, role == Role::Client),
             events: Vec::new(),
             requests: VecDeque::new(),
+            tired: false,
             keepalive: Keepalive::new(config),
             standing,
             farewell,
@@ -127,16 +134,19 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         let link = self.link.clone();
         let core = &mut *link.lock();
         core.register_driver(cx);
+        // The caller comes back for each request: that makes no turn longer.
+        let goes_on = !self.tired && self.requests.is_empty();
         if matches!(self.ending, Ending::No)
+            && goes_on
             && let Err(error) = self.turn(core, cx)
         {
             self.end(core, error);
         }
         if let Some((slot, request)) = self.requests.pop_front() {
-            if !self.requests.is_empty() {
-                cx.waker().wake_by_ref();
-            }
             return Poll::Ready(Next::Stream(slot, request));
+        }
+        if std::mem::take(&mut self.tired) {
+            again(cx);
         }
         self.poll_end(core, cx).map(Next::Ended)
     }
@@ -170,9 +180,17 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
 
     fn read(&mut self, core: &mut Core, cx: &mut Context<'_>) -> Result<(), Option<TunnelError>> {
         let mut left = TURN;
-        // What came with the handshake is there already.
-        self.digest(core)?;
+        let mut frames = FRAMES;
         loop {
+            // What came with the handshake, or was too much for the last turn, is there already.
+            let all = self.digest(core, &mut frames)?;
+            if self.intake.closed_in_order() {
+                return Err(self.closed(core));
+            }
+            if !all || left == 0 {
+                self.tired = true;
+                return Ok(());
+            }
             let mut buffer = ReadBuf::new(self.intake.space());
             let room = buffer.remaining();
             match Pin::new(&mut self.io).poll_read(cx, &mut buffer) {
@@ -189,15 +207,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
             }
             core.pulse += 1;
             self.intake.filled(count, room);
-            self.digest(core)?;
-            if self.intake.closed_in_order() {
-                return Err(self.closed(core));
-            }
             left = left.saturating_sub(count);
-            if left == 0 {
-                cx.waker().wake_by_ref();
-                return Ok(());
-            }
         }
     }
 
@@ -213,12 +223,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         })
     }
 
-    /// Opens and understands what was read, and delivers it. What came before a breach still counts.
-    fn digest(&mut self, core: &mut Core) -> Result<(), Option<TunnelError>> {
-        let result = self.understand(core);
+    /// Opens and understands what was read, and delivers it; false if `frames` were not enough for all of it. What came
+    /// before a breach still counts.
+    fn digest(&mut self, core: &mut Core, frames: &mut u64) -> Result<bool, Option<TunnelError>> {
+        let result = self.understand(core, frames);
         self.deliver(core);
         match result {
-            Ok(()) => Ok(()),
+            Ok(all) => Ok(all),
             Err(Breach::Record(error)) => {
                 if let Some(alert) = error.alert() {
                     core.out.alert(2, alert);
@@ -239,9 +250,16 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         }
     }
 
-    fn understand(&mut self, core: &mut Core) -> Result<(), Breach> {
+    fn understand(&mut self, core: &mut Core, frames: &mut u64) -> Result<bool, Breach> {
         let mut now = None;
-        while let Some(opened) = self.intake.next()? {
+        let enough = core.session.frames() + *frames;
+        let mut records = 0;
+        while core.session.frames() + records < enough {
+            let Some(opened) = self.intake.next()? else {
+                *frames = enough - core.session.frames() - records;
+                return Ok(true);
+            };
+            records += 1;
             match opened {
                 Opened::Data(range) => {
                     let base = range.start;
@@ -257,7 +275,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
                 Opened::Nothing | Opened::Closed => {}
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     /// Hands out what has happened, bytes of one stream that follow each other in one write.
@@ -530,3 +548,6 @@ impl Keepalive {
         Poll::Pending
     }
 }
+
+#[cfg(test)]
+mod tests;

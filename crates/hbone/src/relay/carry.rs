@@ -11,8 +11,9 @@ use tokio::net::TcpStream;
 use super::inlet::{Held, Inlet};
 use super::sink::Sink;
 use super::splice::{self, Left};
-use super::{Broken, Progress, TURN};
+use super::{Broken, Progress};
 use crate::meter::{Meter, Way};
+use crate::turn::TURN;
 
 /// What broke a direction.
 pub(crate) enum Fault {

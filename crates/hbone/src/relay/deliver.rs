@@ -9,12 +9,13 @@ use std::task::{Context, Poll};
 use tokio::io::AsyncWrite;
 use tokio::net::tcp::WriteHalf;
 
+use super::Progress;
 use super::sink::poll_fin;
-use super::{Progress, TURN};
 use crate::chunks::SLICES;
 use crate::error::TunnelError;
 use crate::meter::{Meter, Way};
 use crate::stream::{Receive, Supply};
+use crate::turn::{TURN, again};
 
 /// What broke the direction.
 pub(crate) enum Fault {
@@ -81,7 +82,7 @@ fn poll_copy(
             }
         }
         if moved >= TURN {
-            cx.waker().wake_by_ref();
+            again(cx);
             return Poll::Pending;
         }
     }

@@ -18,10 +18,10 @@ use parking_lot::Mutex;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use super::TURN;
 use super::carry::{Fault, until_reset};
 use super::inlet::{LARGE, SMALL};
 use crate::meter::{Meter, Way};
+use crate::turn::TURN;
 
 /// What is moved at once: the most that a stalled direction holds here.
 const MOST: usize = 512 * 1024;

@@ -46,7 +46,10 @@ impl<U: Default> Session<U> {
         let result = loop {
             let step = match reader.next(bytes, &mut at) {
                 Ok(None) => break Ok(()),
-                Ok(Some(piece)) => self.piece(piece, base, now, out, events),
+                Ok(Some(piece)) => {
+                    self.frames += 1;
+                    self.piece(piece, base, now, out, events)
+                }
                 Err(violation) => break Err(violation),
             };
             reader.done();
