@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The TLS side of the server: a certificate of our own authority, renewed in
-//! time, and an accept loop that bounds handshakes and connections.
+//! time, and an accept loop that bounds handshakes and connections. Whoever is slow in its handshake makes room for
+//! others once there are many of them.
 
 use std::{
     io,
@@ -12,7 +13,10 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
-use ops::shutdown::DrainSignal;
+use ops::{
+    lobby::{Lobby, Standing},
+    shutdown::DrainSignal,
+};
 use rustls::{
     ServerConfig,
     server::{ClientHello, ResolvesServerCert},
@@ -27,7 +31,7 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 
-/// Handshakes at a time.
+/// Handshakes at a time; see [`Lobby`] for who leaves when there are more.
 const MAX_HANDSHAKES: usize = 256;
 /// Connections at a time.
 const MAX_CONNECTIONS: usize = 10_000;
@@ -78,16 +82,22 @@ pub fn incoming(
     let (secured, ready) = mpsc::channel(16);
     let acceptor = TlsAcceptor::from(tls);
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let lobby = Lobby::new(MAX_HANDSHAKES);
     tokio::spawn(async move {
         let shake_hands = move |socket: TcpStream, peer: SocketAddr| {
             let (acceptor, slots, secured) =
                 (acceptor.clone(), Arc::clone(&slots), secured.clone());
+            let standing = lobby.enter(peer.ip().to_canonical());
             async move {
-                match secure(socket, peer, &acceptor, slots).await {
+                match secure(socket, peer, &acceptor, slots, standing).await {
                     // The server is gone if nobody takes it.
                     Ok(connection) => _ = secured.send(Ok(connection)).await,
                     Err(error) => {
-                        metrics::counter!("culvert_xds_handshake_failures_total").increment(1);
+                        metrics::counter!(
+                            "culvert_xds_handshake_failures_total",
+                            "reason" => error.reason()
+                        )
+                        .increment(1);
                         // Without the port, so that many of one peer count as repetitions.
                         tracing::warn!(peer = %peer.ip(), %error, "TLS handshake failed");
                     }
@@ -97,7 +107,7 @@ pub fn incoming(
         let served = ops::serve::serve(
             listener,
             "control plane",
-            MAX_HANDSHAKES,
+            MAX_CONNECTIONS,
             drain,
             shake_hands,
         );
@@ -108,20 +118,49 @@ pub fn incoming(
     ReceiverStream::new(ready)
 }
 
+/// Why a connection came to nothing before its first request.
+#[derive(Debug, thiserror::Error)]
+enum Turned {
+    #[error("there are {MAX_CONNECTIONS} connections already, as many as there may be")]
+    Full,
+    #[error(
+        "it made room for another: of {MAX_HANDSHAKES} clients in their handshake, as many as there may be, most were \
+         of its address"
+    )]
+    Crowded,
+    #[error("it was not done within {HANDSHAKE_TIMEOUT:?}")]
+    Late,
+    #[error(transparent)]
+    Broken(#[from] io::Error),
+}
+
+impl Turned {
+    /// The `reason` of the counter.
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Full => "connections",
+            Self::Crowded => "crowded",
+            Self::Late => "timeout",
+            Self::Broken(_) => "handshake",
+        }
+    }
+}
+
+/// Shakes hands, for as long as the place in the lobby is not taken away.
 async fn secure(
     socket: TcpStream,
     peer: SocketAddr,
     acceptor: &TlsAcceptor,
     slots: Arc<Semaphore>,
-) -> io::Result<Secured> {
-    let slot = slots
-        .try_acquire_owned()
-        .map_err(|_| io::Error::other(format!("more than {MAX_CONNECTIONS} connections")))?;
+    standing: Standing,
+) -> Result<Secured, Turned> {
+    let slot = slots.try_acquire_owned().map_err(|_| Turned::Full)?;
     socket.set_nodelay(true)?;
     let shaken = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(socket));
-    let stream = shaken
-        .await
-        .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    let stream = tokio::select! {
+        shaken = shaken => shaken.map_err(|_| Turned::Late)??,
+        () = standing.made_to_leave() => return Err(Turned::Crowded),
+    };
     Ok(Secured {
         stream: Box::new(stream),
         peer: Peer(peer),

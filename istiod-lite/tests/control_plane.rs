@@ -425,3 +425,30 @@ async fn a_host_without_address_is_given_one_that_survives_a_restart() {
     eventually(|| status(&lab, "c")).await;
     assert_eq!(status(&lab, "a"), Some(given), "it keeps what it has");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_who_say_nothing_make_room_for_others_the_oldest_first() {
+    let lab = Lab::start(&[("web.json", web()), ("ztunnel.json", ztunnel())]).await;
+    let mut crowd = Vec::new();
+    for _ in 0..256 + 20 {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        // An address of its own, as another host has.
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        crowd.push(socket.connect(lab.running.address).await.unwrap());
+    }
+    let mut stream = tokio::time::timeout(Duration::from_secs(5), lab.discover())
+        .await
+        .expect("kept out by those who say nothing");
+    stream.subscribe(&[]).await;
+    stream.accept().await;
+    // The first of them had to leave; the last are borne with.
+    let mut byte = [0];
+    let left = tokio::io::AsyncReadExt::read(&mut crowd[0], &mut byte);
+    let left = tokio::time::timeout(Duration::from_secs(5), left).await;
+    assert!(!matches!(left, Err(_) | Ok(Ok(1..))), "{left:?}");
+    let last = crowd.last_mut().unwrap();
+    assert!(
+        last.try_read(&mut byte)
+            .is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    );
+}

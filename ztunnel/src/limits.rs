@@ -4,7 +4,6 @@
 //! In: who wants to come in. Out: a place, given back when it is dropped, or a refusal. Refusals are all counted, and told
 //! one by one no more often than their [`Teller`] allows, each with the number of those before it.
 
-mod lobby;
 mod teller;
 
 use std::sync::Arc;
@@ -13,8 +12,8 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-pub use self::lobby::{Lobby, Standing};
 pub use self::teller::{Teller, Telling};
+pub use ops::lobby::{Lobby, Standing};
 
 /// The limits of each pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,6 +177,8 @@ impl Gate {
 pub struct Gates {
     pub connections: Arc<Gate>,
     pub half_open_tunnels: Arc<Lobby>,
+    /// Of those who had to leave it.
+    crowded: Teller,
     /// Of those who were let in and did not prove who they are.
     pub strangers: Teller,
 }
@@ -195,14 +196,26 @@ impl Gates {
         Self {
             connections: Gate::new(Kind::Connections, limits.connections),
             half_open_tunnels: Lobby::new(limits.half_open_tunnels),
+            crowded: Teller::default(),
             strangers: Teller::default(),
         }
     }
 
+    /// Why a tunnel had to make room for another before its handshake was over.
+    pub fn crowded(&self, now: Instant) -> Full {
+        let most = self.half_open_tunnels.view().most;
+        Full::new(Kind::HalfOpenTunnels, most, self.crowded.happened(now))
+    }
+
     pub fn view(&self) -> GatesView {
+        let half_open = self.half_open_tunnels.view();
         GatesView {
             connections: self.connections.view(),
-            half_open_tunnels: self.half_open_tunnels.view(),
+            half_open_tunnels: GateView {
+                open: half_open.standing,
+                most: half_open.most,
+                refused: half_open.made_to_leave,
+            },
         }
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How a process runs: logs, metrics, health, admin, followed files, the accept loop, drain.
+//! How a process runs: logs, metrics, health, admin, followed files, the accept loop and who may stand before it, drain.
 //!
 //! Every daemon of the mesh is watched and stopped in the same way; what is particular to one of them does not belong
 //! here. Nothing in this crate knows of pods, tunnels or policies.
@@ -7,6 +7,7 @@
 pub mod admin;
 pub mod file;
 pub mod health;
+pub mod lobby;
 pub mod logging;
 pub mod metrics;
 pub mod serve;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where accepted tunnels stand until their handshake is over.
+//! Where accepted connections stand until they have shown that they are worth a place: until their handshake is over.
 //!
 //! ```text
 //!   enter ─► standing ─► its place is dropped: established, or over
@@ -11,19 +11,24 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
 
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
-
-use super::{Full, GateView, Kind, Teller};
 
 /// Takes in everybody, for as long as there is room.
 #[derive(Debug)]
 pub struct Lobby {
     most: usize,
     state: Mutex<State>,
-    teller: Teller,
+}
+
+/// How full a lobby is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct View {
+    pub standing: usize,
+    pub most: usize,
+    /// How many had to leave so far.
+    pub made_to_leave: u64,
 }
 
 #[derive(Debug, Default)]
@@ -44,14 +49,15 @@ pub struct Standing {
 }
 
 impl Lobby {
-    pub(super) fn new(most: usize) -> Arc<Self> {
+    /// For `most` at a time, who are one at the least.
+    pub fn new(most: usize) -> Arc<Self> {
         Arc::new(Self {
             most,
             state: Mutex::default(),
-            teller: Teller::default(),
         })
     }
 
+    /// A place for somebody from that address. Whoever has to leave for it, hears of it.
     pub fn enter(self: &Arc<Self>, from: IpAddr) -> Standing {
         let leave = CancellationToken::new();
         let mut state = self.state.lock();
@@ -71,17 +77,13 @@ impl Lobby {
         }
     }
 
-    /// Why somebody was made to leave.
-    pub fn full(&self, now: Instant) -> Full {
-        Full::new(Kind::HalfOpenTunnels, self.most, self.teller.happened(now))
-    }
-
-    pub(super) fn view(&self) -> GateView {
+    /// How full it is.
+    pub fn view(&self) -> View {
         let state = self.state.lock();
-        GateView {
-            open: state.count,
+        View {
+            standing: state.count,
             most: self.most,
-            refused: state.made_to_leave,
+            made_to_leave: state.made_to_leave,
         }
     }
 }
@@ -151,10 +153,10 @@ mod tests {
         assert!(stands(&honest) && stands(&another));
         assert!(!stands(&crowd[0]) && stands(&crowd[1]));
         let view = lobby.view();
-        assert_eq!((view.open, view.refused), (3, 1));
+        assert_eq!((view.standing, view.made_to_leave), (3, 1));
         drop(crowd);
         drop((honest, another));
-        assert_eq!(lobby.view().open, 0);
+        assert_eq!(lobby.view().standing, 0);
         assert!(lobby.state.lock().standing.is_empty());
     }
 
@@ -164,6 +166,6 @@ mod tests {
         let first = lobby.enter(from(1));
         let second = lobby.enter(from(1));
         assert!(!stands(&first) && stands(&second));
-        assert_eq!(lobby.view().open, 1);
+        assert_eq!(lobby.view().standing, 1);
     }
 }

@@ -35,7 +35,7 @@ impl PodProxy {
 
     /// Tells of a tunnel that had to make room for another before its handshake was over.
     pub fn made_room(&self, peer: SocketAddr, reached: SocketAddr) {
-        let full = self.gates.half_open_tunnels.full(Instant::now());
+        let full = self.gates.crowded(Instant::now());
         self.refuse_full(Reporter::Destination, peer, reached, None, full);
     }
 
