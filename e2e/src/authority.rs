@@ -11,10 +11,11 @@ use rcgen::{
 };
 
 /// A root with its key, and an intermediate that signs workloads.
-pub(crate) struct Ca {
+#[derive(Debug)]
+pub struct Ca {
     name: String,
     root_key: String,
-    pub(crate) root: String,
+    pub root: String,
     intermediate: String,
     key: String,
 }
@@ -35,33 +36,34 @@ fn params(name: &str, lives: Duration) -> CertificateParams {
 }
 
 impl Ca {
-    pub(crate) fn new(name: &str) -> Self {
-        let key = KeyPair::generate().unwrap();
+    pub fn new(name: &str) -> Result<Self> {
+        let key = KeyPair::generate().context("a root's key")?;
         Self::of_key(name, &key, FOREVER)
     }
 
     /// The same root, issued anew for its key, with another intermediate; both end soon.
-    pub(crate) fn ending(&self, lives: Duration) -> Self {
-        let key = KeyPair::from_pem(&self.root_key).unwrap();
+    pub fn ending(&self, lives: Duration) -> Result<Self> {
+        let key = KeyPair::from_pem(&self.root_key).context("a root's key")?;
         Self::of_key(&self.name, &key, lives)
     }
 
-    fn of_key(name: &str, root_key: &KeyPair, lives: Duration) -> Self {
+    fn of_key(name: &str, root_key: &KeyPair, lives: Duration) -> Result<Self> {
         let root = params(name, lives);
         let issuer = Issuer::from_params(&root, root_key);
-        let key = KeyPair::generate().unwrap();
+        let key = KeyPair::generate().context("an intermediate's key")?;
         let intermediate = params(&format!("{name}, intermediate"), lives);
-        Self {
+        let signed = intermediate.signed_by(&key, &issuer);
+        Ok(Self {
             name: name.into(),
             root_key: root_key.serialize_pem(),
-            root: root.self_signed(root_key).unwrap().pem(),
-            intermediate: intermediate.signed_by(&key, &issuer).unwrap().pem(),
+            root: root.self_signed(root_key).context("a root")?.pem(),
+            intermediate: signed.context("an intermediate")?.pem(),
             key: key.serialize_pem(),
-        }
+        })
     }
 
     /// Has this one sign, and everybody trust these roots.
-    pub(crate) fn put(&self, folder: &Path, roots: &[&str]) -> Result<()> {
+    pub fn put(&self, folder: &Path, roots: &[&str]) -> Result<()> {
         for (name, text) in [
             ("root-cert.pem", roots.concat()),
             ("cert-chain.pem", self.intermediate.clone()),

@@ -21,6 +21,7 @@
 //! - [`manifests`], [`topology`], [`state`], [`tokens`], [`network`], [`namespaces`], [`launch`], [`lifeline`]: what all that stands on
 
 pub mod access_log;
+pub mod authority;
 pub mod bench;
 pub mod binaries;
 pub mod cli;

@@ -90,7 +90,7 @@ impl StateDir {
     /// What has a disk of its own where disks are small.
     pub fn small_disks(&self) -> Vec<PathBuf> {
         let pods = Node::ALL.map(|node| self.node(node).join("istio-cni").join("pods"));
-        let others = [self.logs(), self.manifests().join(".status")];
+        let others = [self.logs(), self.manifests().join(".status"), self.istiod()];
         others.into_iter().chain(pods).collect()
     }
 
@@ -144,7 +144,7 @@ impl StateDir {
 
     /// Its process, as the lab sees it.
     pub fn control_plane_pid(&self) -> PathBuf {
-        self.istiod().join("pid")
+        self.root.join(self.cluster.file("istiod.pid"))
     }
 
     pub fn jwks(&self) -> PathBuf {

@@ -111,7 +111,7 @@ pub async fn start(
         names: config.authority.serving_names.clone(),
         ready: signs,
     };
-    upkeep.start()?;
+    upkeep.start();
     let incoming = serving::incoming(listener, serving::tls_config(shown)?, drain.clone());
     let draining = drain.clone();
     let server = Server::builder()

@@ -11,7 +11,6 @@ use std::{
     time::SystemTime,
 };
 
-use anyhow::Context as _;
 use ops::{file::Followed, health::ReadyHandle};
 use parking_lot::RwLock;
 use rustls::sign::CertifiedKey;
@@ -63,23 +62,19 @@ pub struct Upkeep {
 }
 
 impl Upkeep {
-    /// Does what is due at the start, then goes on in the background.
-    ///
-    /// # Errors
-    /// The roots can't be published.
-    pub fn start(self) -> anyhow::Result<()> {
+    /// Does what is due at the start, then goes on in the background. Roots that can't be published are published as soon
+    /// as they can: what was published before is still there, and certificates are needed more than ever.
+    pub fn start(self) {
         let authority = &self.asked.authority;
         // Made before the look at what is in force, which is at least as new as what was opened.
         let mut files = Followed::new(authority.paths());
         authority.reload();
         let mut serving = Serving::default();
         self.advance();
-        if authority.in_force().check_time(SystemTime::now()).is_ok() {
-            self.publish()?;
-        }
+        let valid = authority.in_force().check_time(SystemTime::now()).is_ok();
+        let mut unpublished = valid && !self.publish();
         self.serve(&mut serving, false);
         tokio::spawn(async move {
-            let mut unpublished = false;
             loop {
                 if files.look().await {
                     self.asked.authority.reload();
@@ -87,19 +82,10 @@ impl Upkeep {
                 let news = self.advance();
                 // Until it is done: a disk may be full for a while.
                 unpublished |= news.roots;
-                if unpublished {
-                    match self.publish() {
-                        Ok(()) => unpublished = false,
-                        Err(error) => {
-                            let error = format!("{error:#}");
-                            tracing::error!(error, "others do not learn of new roots");
-                        }
-                    }
-                }
+                unpublished = unpublished && !self.publish();
                 self.serve(&mut serving, news.roots || news.signer);
             }
         });
-        Ok(())
     }
 
     fn advance(&self) -> crate::ca::News {
@@ -108,10 +94,15 @@ impl Upkeep {
         self.asked.authority.advance(SystemTime::now(), may_ask)
     }
 
-    fn publish(&self) -> anyhow::Result<()> {
+    /// Whether others can read which roots are in force; why not is told.
+    fn publish(&self) -> bool {
         let path = &self.published;
-        publish_roots(path, self.asked.authority.in_force().root_bundle_pem())
-            .with_context(|| format!("cannot write the root certificates to {}", path.display()))
+        let written = publish_roots(path, self.asked.authority.in_force().root_bundle_pem());
+        if let Err(error) = &written {
+            let path = path.display();
+            tracing::error!(%path, %error, "the root certificates can't be written: others do not learn of them");
+        }
+        written.is_ok()
     }
 
     /// Has the server show a certificate that clients can verify, as long as there can be one.

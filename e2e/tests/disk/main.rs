@@ -4,6 +4,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers may end the test")]
 
+mod authority;
+
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -93,14 +95,19 @@ fn page(lab: &Lab, place: &str, address: &str) -> anyhow::Result<Metrics> {
     Ok(Metrics::parse(&report.answer.unwrap_or_default()))
 }
 
-fn pod(name: &str) -> String {
+/// A pod of node b; its account is made with it.
+fn pod(name: &str, account: &str) -> String {
     format!(
         "apiVersion: v1
+kind: ServiceAccount
+metadata: {{name: {account}, namespace: shop}}
+---
+apiVersion: v1
 kind: Pod
 metadata: {{name: {name}, namespace: shop, labels: {{app: {name}}}}}
 spec:
   nodeName: node-b
-  serviceAccountName: web
+  serviceAccountName: {account}
   terminationGracePeriodSeconds: 1
   containers:
   - name: app
@@ -109,6 +116,22 @@ spec:
     securityContext: {{capabilities: {{drop: [ALL]}}}}
 "
     )
+}
+
+/// Waits until a pod of the namespace is reached by a tunnel.
+fn spoken_to_by_tunnel(lab: &Lab, name: &str) {
+    let what = format!("{name} is spoken to by tunnel");
+    eventually(&what, Duration::from_secs(20), || {
+        let echo = lab.v4(&format!("shop/{name}"), 9000)?;
+        let report = lab.traffic("shop/client", &["echo", &echo.to_string()])?;
+        ensure!(report.outcome == Outcome::Done, "{report:?}");
+        lab.access_log(Node::B)?
+            .iter()
+            .find(|entry| entry.is_final() && entry.is("dst.workload", name))
+            .map(drop)
+            .ok_or_else(|| anyhow::anyhow!("no entry yet"))
+    })
+    .unwrap();
 }
 
 /// No file stays of those that could not be written whole.
@@ -142,7 +165,7 @@ fn an_agent_that_cannot_remember_a_pod_does_not_start_it_and_does_once_it_can() 
     let trial = begin(lab, Volume::default());
     let disk = lab.state().node(Node::B).join("istio-cni").join("pods");
     let filled = Filled::new(&disk);
-    lab.apply(&pod("late")).unwrap();
+    lab.apply(&pod("late", "web")).unwrap();
     let refused = eventually("CNI says why", Duration::from_secs(30), || {
         let record = lab.pod("shop/late")?;
         ensure!(record.containers.is_empty(), "a container runs");
@@ -187,7 +210,7 @@ fn status_that_cannot_be_written_is_written_later_and_all_else_goes_on() {
     let disk = lab.state().manifests().join(".status");
     let filled = Filled::new(&disk);
     lab.apply(POLICY).unwrap();
-    lab.apply(&pod("late")).unwrap();
+    lab.apply(&pod("late", "web")).unwrap();
     let log = || trial.log("istiod-lite").unwrap();
     eventually("it says so", Duration::from_secs(20), || {
         let log = log();
@@ -224,21 +247,7 @@ fn status_that_cannot_be_written_is_written_later_and_all_else_goes_on() {
     lab.wait_ready("shop/late").unwrap();
     bounded("from room until the pod ran", room, Duration::from_secs(30));
     // The control plane and the proxies have heard of it: its status is where they read it.
-    eventually(
-        "the pod is spoken to by tunnel",
-        Duration::from_secs(20),
-        || {
-            let echo = lab.v4("shop/late", 9000)?;
-            let report = lab.traffic("shop/client", &["echo", &echo.to_string()])?;
-            ensure!(report.outcome == Outcome::Done, "{report:?}");
-            lab.access_log(Node::B)?
-                .iter()
-                .find(|entry| entry.is_final() && entry.is("dst.workload", "late"))
-                .map(drop)
-                .ok_or_else(|| anyhow::anyhow!("no entry yet"))
-        },
-    )
-    .unwrap();
+    spoken_to_by_tunnel(lab, "late");
     no_leftovers(&disk);
     unharmed(trial);
     lab.delete("authorizationpolicy", "shop/full").unwrap();

@@ -68,16 +68,33 @@ fn a_proxy_whose_clock_is_set_renews_at_once_and_refuses_what_it_cannot_judge() 
 fn a_control_plane_whose_clock_is_set_takes_no_good_certificate_away() {
     let turn = turn();
     let trial = turn.begin();
-    turn.renew_all();
-    turn.set_clock("istiod", HOUR);
-    let before = turn.leaves();
-    // More than half of a life: all proxies have asked, and were given what nobody would take yet.
-    trial.load().go_on(LIFETIME * 6 / 10);
-    assert_eq!(turn.leaves(), before);
-    let log = trial.log(proxy_of(Node::A)).unwrap();
-    assert!(log.contains("is not valid before"), "{log}");
-    turn.set_clock("istiod", 0);
-    turn.until_renewed(&before);
+    for (offset, told) in [
+        // What it issues is not valid before an hour from now.
+        (HOUR, "is not valid before"),
+        // What it issues has expired, an hour ago.
+        (-HOUR, "expired on"),
+    ] {
+        turn.renew_all();
+        let log = || trial.log(proxy_of(Node::A)).unwrap();
+        let words_before = log().matches(told).count();
+        turn.set_clock("istiod", offset);
+        let before = turn.leaves();
+        // More than half of a life: all proxies have asked, and were given what nobody would take.
+        trial.load().go_on(LIFETIME * 6 / 10);
+        assert_eq!(turn.leaves(), before, "{offset} s");
+        assert!(
+            log().matches(told).count() > words_before,
+            "no word of {told}"
+        );
+        let right = Instant::now();
+        turn.set_clock("istiod", 0);
+        turn.until_renewed(&before);
+        bounded(
+            "from the control plane's clock set right to other certificates",
+            right.elapsed(),
+            RECOVERY,
+        );
+    }
     let verdict = judge("the control plane's clock", trial);
     let failures = verdict.traffic.failed(Line::Visit);
     assert!(failures.is_empty(), "{failures:?}");

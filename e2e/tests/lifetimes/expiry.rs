@@ -4,11 +4,11 @@
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
+use e2e::authority::Ca;
 use e2e::handle::eventually;
 use e2e::load::now;
 use e2e::topology::Node;
 
-use crate::authority::Ca;
 use crate::ground::{SLOW, bounded, judge, turn, undisturbed};
 
 /// From the files of a valid authority to new connections: the authority looks each second and takes what has settled,
@@ -20,7 +20,7 @@ fn an_expired_root_closes_the_mesh_until_there_is_another_one() {
     let mut turn = turn();
     let trial = turn.begin();
     let fault = now();
-    let ending = turn.ca.ending(Duration::from_secs(8));
+    let ending = turn.ca.ending(Duration::from_secs(8)).unwrap();
     turn.put_ca(&ending, &[&ending.root]);
     turn.until_ca("has expired", |report| {
         ensure!(report["signs"] == false);
@@ -59,7 +59,7 @@ fn an_expired_root_closes_the_mesh_until_there_is_another_one() {
     let report = turn.ca_report().unwrap();
     assert_eq!(report["signs"], false, "{report}");
 
-    let next = Ca::new("root after expiry");
+    let next = Ca::new("root after expiry").unwrap();
     let (fixed, started) = (now(), Instant::now());
     turn.put_ca(&next, &[&next.root]);
     *turn.ca = next;

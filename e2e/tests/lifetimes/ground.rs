@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use e2e::access_log::Entry;
+use e2e::authority::Ca;
 use e2e::environment::Environment;
 use e2e::handle::{Lab, Start, eventually};
 use e2e::load::{Line, Volume};
@@ -16,7 +17,6 @@ use e2e::topology::{Layout, Node};
 use e2e::trial::{Course, Trial, Verdict};
 use serde_json::Value;
 
-use crate::authority::Ca;
 use crate::clock;
 
 /// The mesh's own manifests, in which proxies ask for short-lived certificates and have a clock of their own.
@@ -111,7 +111,7 @@ fn start() -> Result<(Lab, Mutex<Ca>)> {
             clock_file.display()
         ),
     )?;
-    let ca = Ca::new("first root");
+    let ca = Ca::new("first root")?;
     lab.hold_down("istiod-lite")?;
     ca.put(&state.istiod().join("ca"), &[&ca.root])?;
     lab.let_start("istiod-lite")?;

@@ -4,7 +4,6 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers may end the test")]
 
-mod authority;
 mod clock;
 mod ground;
 

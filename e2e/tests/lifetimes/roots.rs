@@ -4,10 +4,10 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
+use e2e::authority::Ca;
 use e2e::topology::Node;
 use serde_json::{Value, json};
 
-use crate::authority::Ca;
 use crate::ground::{judge, turn, undisturbed};
 
 /// The line of one root in the authority's view.
@@ -36,7 +36,7 @@ fn a_root_is_exchanged_in_three_observed_steps_while_certificates_live_for_secon
     let mut turn = turn();
     let trial = turn.begin();
     let mut leaves = BTreeSet::new();
-    let next = Ca::new("next root");
+    let next = Ca::new("next root").unwrap();
     let before = turn.ca_report().unwrap();
     let old = before["roots"][0]["subject"].as_str().unwrap();
     let old = old.trim_start_matches("CN=").to_owned();

@@ -41,28 +41,20 @@ pub(super) fn open_or_create(
     }
     let made = make(trust_domain, now).map_err(CaError::Create)?;
     let temporary = state.join(format!(".ca.{}", std::process::id()));
-    let io = |path: &Path| {
-        let path = path.to_owned();
-        move |error| CaError::Io { path, error }
-    };
-    fs::create_dir_all(state).map_err(io(state))?;
+    fs::create_dir_all(state).map_err(at(state))?;
     // Left over from a start that was cut short under the same process id.
     if temporary.exists() {
-        fs::remove_dir_all(&temporary).map_err(io(&temporary))?;
+        fs::remove_dir_all(&temporary).map_err(at(&temporary))?;
     }
-    fs::DirBuilder::new()
-        .mode(0o700)
-        .create(&temporary)
-        .map_err(io(&temporary))?;
-    for (name, mode, text) in &made {
-        let path = temporary.join(name);
-        write(&path, *mode, text.as_bytes()).map_err(io(&path))?;
+    if let Err(error) = fill(&temporary, &made) {
+        // Half of it, keys among them, is of use to nobody.
+        let _told_by_the_error = fs::remove_dir_all(&temporary);
+        return Err(error);
     }
-    sync(&temporary).map_err(io(&temporary))?;
     match fs::rename(&temporary, &directory) {
-        Ok(()) => sync(state).map_err(io(state))?,
+        Ok(()) => sync(state).map_err(at(state))?,
         // Another process was faster: its root is the root.
-        Err(_) if directory.exists() => fs::remove_dir_all(&temporary).map_err(io(&temporary))?,
+        Err(_) if directory.exists() => fs::remove_dir_all(&temporary).map_err(at(&temporary))?,
         Err(error) => {
             return Err(CaError::Io {
                 path: directory,
@@ -72,6 +64,25 @@ pub(super) fn open_or_create(
     }
     tracing::info!(directory = %directory.display(), %trust_domain, "made a root certificate of our own");
     Ok(directory)
+}
+
+/// An error at that path.
+fn at(path: &Path) -> impl FnOnce(io::Error) -> CaError {
+    let path = path.to_owned();
+    move |error| CaError::Io { path, error }
+}
+
+/// Makes the directory, and the files in it.
+fn fill(directory: &Path, files: &[NamedFile]) -> Result<(), CaError> {
+    fs::DirBuilder::new()
+        .mode(0o700)
+        .create(directory)
+        .map_err(at(directory))?;
+    for (name, mode, text) in files {
+        let path = directory.join(name);
+        write(&path, *mode, text.as_bytes()).map_err(at(&path))?;
+    }
+    sync(directory).map_err(at(directory))
 }
 
 fn write(path: &Path, mode: u32, bytes: &[u8]) -> io::Result<()> {

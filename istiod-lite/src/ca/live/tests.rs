@@ -284,3 +284,59 @@ fn others_certificates_count_no_longer_than_they_are_valid() {
     assert_eq!(count(now() + DAY - Duration::from_secs(1)), 1);
     assert_eq!(count(now() + DAY), 0);
 }
+
+#[test]
+fn a_start_amid_a_change_of_roots_goes_by_the_files_alone_and_trusts_no_more_than_they_do() {
+    let directory = TempDir::new().unwrap();
+    let ends = now() + 365 * DAY;
+    let (old, new) = (Ca::new("old", ends), Ca::new("new", ends));
+    let caller = proxy("a");
+    type Roots<'a> = &'a [(&'a str, u64, u64)];
+    let named = |expected: Roots<'_>| -> Vec<_> {
+        let of = |(name, under, trust): &(&str, u64, u64)| (format!("CN={name}"), *under, *trust);
+        expected.iter().map(of).collect()
+    };
+    // What the running process makes of a step, and a start that knows of nobody.
+    let check = |live: LiveAuthority, waits: usize, running: Roots<'_>, started: Roots<'_>| {
+        settle(&live);
+        live.reload();
+        live.advance(now(), |_, _| true);
+        assert_eq!(roots(&live), named(running));
+        assert_eq!(report(&live)["waits"].as_array().unwrap().len(), waits);
+        drop(live);
+        let live = open(&directory);
+        assert_eq!(live.advance(now(), |_, _| true), News::default());
+        assert_eq!(report(&live)["waits"], json!([]));
+        assert_eq!(roots(&live), named(started));
+        live
+    };
+    old.put(&directory, &[&old]);
+    let live = open(&directory);
+    renew(&live, &caller).unwrap();
+    // (a) Both are handed out as before.
+    old.put(&directory, &[&old, &new]);
+    let both = [("new", 0, 0), ("old", 1, 1)];
+    let live = check(live, 0, &both, &[("new", 0, 0), ("old", 0, 0)]);
+    let answer = renew(&live, &caller).unwrap();
+    assert_eq!(answer[2].matches("BEGIN CERTIFICATE").count(), 2);
+    // (b) waits for who has the old root alone; a start signs, and hands out both.
+    old.put(&directory, &[&old]);
+    reload(&live);
+    renew(&live, &caller).unwrap();
+    old.put(&directory, &[&old, &new]);
+    reload(&live);
+    new.put(&directory, &[&old, &new]);
+    let live = check(live, 1, &both, &[("new", 0, 0), ("old", 0, 0)]);
+    let answer = renew(&live, &caller).unwrap();
+    assert_eq!(answer[2].matches("BEGIN CERTIFICATE").count(), 2);
+    assert_eq!(roots(&live), named(&[("new", 1, 1), ("old", 0, 1)]));
+    // (c) waits for who is signed under the old root; a start knows of nobody, and trusts the new one alone.
+    old.put(&directory, &[&old, &new]);
+    reload(&live);
+    renew(&live, &proxy("b")).unwrap();
+    new.put(&directory, &[&new]);
+    let left = [("new", 1, 2), ("old", 1, 2)];
+    let live = check(live, 1, &left, &[("new", 0, 0)]);
+    renew(&live, &caller).unwrap();
+    assert_eq!(roots(&live), named(&[("new", 1, 1)]));
+}
