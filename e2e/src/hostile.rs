@@ -6,10 +6,12 @@
 //!
 //! - [`forge`]: certificates that nobody should have
 //! - [`shake`]: one handshake
+//! - [`stray`]: one connection that is meant for somebody else
 //! - [`ask`]: one request inside a tunnel
 //! - [`flood`]: frames without end inside a tunnel
 //! - [`crowd`]: many connections that come to nothing
 //! - [`grpc`]: one call of the control plane
+//! - [`mimic`]: a control plane that says what is wrong
 //! - [`http2`]: frames, written and read by hand
 
 pub mod ask;
@@ -18,7 +20,9 @@ pub mod flood;
 pub mod forge;
 pub mod grpc;
 pub mod http2;
+pub mod mimic;
 pub mod shake;
+pub mod stray;
 
 use anyhow::Result;
 use serde::Serialize;
@@ -36,6 +40,10 @@ pub enum Hostile {
     Crowd(crowd::Crowd),
     /// Call the control plane
     Grpc(grpc::Grpc),
+    /// Lead a connection that is meant for somebody else into a pod
+    Stray(stray::Stray),
+    /// Take the control plane's place and say what is wrong; it ends with standard input
+    Mimic(mimic::Mimic),
 }
 
 pub async fn run(hostile: &Hostile) -> Result<()> {
@@ -45,6 +53,8 @@ pub async fn run(hostile: &Hostile) -> Result<()> {
         Hostile::Flood(flood) => print(&flood::run(flood).await?),
         Hostile::Crowd(crowd) => print(&crowd::run(crowd).await?),
         Hostile::Grpc(call) => print(&grpc::run(call).await?),
+        Hostile::Stray(stray) => print(&stray::run(stray).await?),
+        Hostile::Mimic(mimic) => mimic::run(mimic).await,
     }
 }
 

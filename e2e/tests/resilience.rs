@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use e2e::access_log::Entry;
 use e2e::handle::{Lab, Process, Shared, eventually};
-use e2e::load::{Line, Load, Tally, Volume};
+use e2e::load::{Line, Tally, Volume};
 use e2e::topology::{Node, PodName};
+use e2e::trial::{Course, Trial};
 use nix::sys::signal::Signal;
 
 static SHARED: Shared = Shared::new("resilience", env!("CARGO_BIN_EXE_e2e"));
@@ -61,18 +62,27 @@ spec:
 /// A second.
 const VISITS: u32 = 50;
 
-/// New connections all the time, each with one request and its answer.
-fn visits(lab: &Lab, to: SocketAddr) -> Load {
+/// New connections all the time, each with one request and its answer, and everybody watching.
+fn visits(lab: &'static Lab, to: SocketAddr) -> Trial<'static> {
     let volume = Volume {
         transfers: 0,
         talks: 0,
         visits: VISITS,
         ..Volume::default()
     };
-    Load::start(lab, "shop/client", &[to], &volume, "resilience").unwrap()
+    let course = Course {
+        from: "shop/client",
+        to: vec![to],
+        volume,
+    };
+    Trial::begin(lab, &course).unwrap()
 }
 
-fn none_failed(tally: &Tally, at_least: usize) {
+/// Nothing of it was felt, by so many connections at least; tells what they were.
+fn none_failed(trial: Trial<'_>, at_least: usize) -> Tally {
+    let verdict = trial.end().unwrap();
+    verdict.check().unwrap();
+    let tally = verdict.traffic;
     let (failed, answered) = (tally.failed(Line::Visit), tally.answered(Line::Visit));
     assert!(
         failed.is_empty(),
@@ -80,6 +90,7 @@ fn none_failed(tally: &Tally, at_least: usize) {
         failed.len()
     );
     assert!(answered >= at_least, "only {answered} connections");
+    tally
 }
 
 fn retries(lab: &Lab, service: &str) -> f64 {
@@ -119,9 +130,9 @@ fn an_endpoint_that_refuses_costs_no_connection() {
         lab.wait_ready(&format!("shop/{name}")).unwrap();
     }
     known_endpoints(lab, "half", 3);
-    let load = visits(lab, "10.96.0.50:9000".parse().unwrap());
-    load.go_on(Duration::from_secs(4));
-    none_failed(&load.stop().unwrap(), 150);
+    let trial = visits(lab, "10.96.0.50:9000".parse().unwrap());
+    trial.load().go_on(Duration::from_secs(4));
+    none_failed(trial, 150);
     assert!(retries(lab, "half") >= 2.0);
     let entry = lab
         .access_entry(Node::A, "a connection that was tried twice", |entry| {
@@ -155,14 +166,13 @@ impl Drop for Halted {
 fn a_node_whose_proxy_hangs_costs_no_connection() {
     let (lab, _turn) = turn();
     let before = retries(lab, "web");
-    let load = visits(lab, "10.96.0.10:9000".parse().unwrap());
-    load.go_on(Duration::from_secs(1));
+    let trial = visits(lab, "10.96.0.10:9000".parse().unwrap());
+    trial.load().go_on(Duration::from_secs(1));
     let halted = Halted::new(lab.process("ztunnel-b").unwrap());
-    load.go_on(Duration::from_secs(7));
+    trial.load().go_on(Duration::from_secs(7));
     drop(halted);
-    load.go_on(Duration::from_secs(1));
-    let tally = load.stop().unwrap();
-    none_failed(&tally, 300);
+    trial.load().go_on(Duration::from_secs(1));
+    let tally = none_failed(trial, 300);
     assert!(retries(lab, "web") > before);
     // Who was on the way when it began waited for a while; nobody after that but the attempts on trial.
     let slow = tally.latency(Line::Visit).unwrap();
@@ -185,7 +195,7 @@ fn a_rolling_update_costs_no_connection() {
     ready(1);
     ready(2);
     known_endpoints(lab, "roll", 2);
-    let (load, begun) = (
+    let (trial, begun) = (
         visits(lab, "10.96.0.51:9000".parse().unwrap()),
         Instant::now(),
     );
@@ -204,9 +214,9 @@ fn a_rolling_update_costs_no_connection() {
         })
         .unwrap();
     }
-    load.go_on(Duration::from_secs(2));
+    trial.load().go_on(Duration::from_secs(2));
     let half = begun.elapsed().as_secs() * u64::from(VISITS) / 2;
-    none_failed(&load.stop().unwrap(), usize::try_from(half).unwrap());
+    none_failed(trial, usize::try_from(half).unwrap());
     // Every one of them had its share, by a tunnel: those that went had something to lose.
     let log = lab.access_log(Node::A).unwrap();
     for number in 1..=6 {

@@ -254,6 +254,10 @@ fn describe(metrics: &Metrics, version: &str) {
             "The total number of bytes received (unstable)",
         ),
         (
+            "culvert_xds_resources_refused_total",
+            "Resources of the control plane that were refused",
+        ),
+        (
             "workload_manager_active_proxy_count",
             "The number of pods that are served (unstable)",
         ),
@@ -394,5 +398,11 @@ impl xds::Observer for XdsMetrics {
         self.0
             .counter("istio_xds_message_bytes_total", &[("url", type_url)])
             .increment(bytes as u64);
+    }
+
+    fn refused(&mut self, type_url: &str, resources: usize) {
+        self.0
+            .counter("culvert_xds_resources_refused_total", &[("url", type_url)])
+            .increment(resources as u64);
     }
 }

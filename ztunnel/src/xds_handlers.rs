@@ -108,17 +108,25 @@ fn updates(resources: &[Resource]) -> impl Iterator<Item = Update<'_>> {
     })
 }
 
+/// How many refusals of one response are told one by one.
+const TOLD: usize = 20;
+
 fn rejected(rejections: Vec<mesh::Rejection>) -> Vec<Rejection> {
-    let rejected = |rejection: mesh::Rejection| {
-        warn!(
-            resource = rejection.name,
-            reason = rejection.reason,
-            "resource of the control plane rejected"
-        );
+    if let Some(more @ 1..) = rejections.len().checked_sub(TOLD) {
+        warn!(more, "resources of the control plane rejected");
+    }
+    let rejected = |(number, rejection): (usize, mesh::Rejection)| {
+        if number < TOLD {
+            warn!(
+                resource = rejection.name,
+                reason = rejection.reason,
+                "resource of the control plane rejected"
+            );
+        }
         Rejection {
             name: rejection.name,
             reason: rejection.reason,
         }
     };
-    rejections.into_iter().map(rejected).collect()
+    rejections.into_iter().enumerate().map(rejected).collect()
 }

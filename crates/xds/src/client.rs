@@ -82,12 +82,18 @@ pub trait Observer: Send {
     fn terminated(&mut self, why: Termination);
     /// A response of this type arrived, with this many bytes of resources.
     fn message(&mut self, type_url: &str, bytes: usize);
+    /// So many resources of a response of this type were refused.
+    fn refused(&mut self, type_url: &str, resources: usize);
 }
+
+/// What observers hear instead of a type that was not subscribed to, which may be any text.
+const UNKNOWN_TYPE: &str = "unknown";
 
 /// Counts nothing.
 impl Observer for () {
     fn terminated(&mut self, _why: Termination) {}
     fn message(&mut self, _type_url: &str, _bytes: usize) {}
+    fn refused(&mut self, _type_url: &str, _resources: usize) {}
 }
 
 /// A client of one control plane.
@@ -251,8 +257,6 @@ impl<C, O: Observer> Client<C, O> {
             .filter_map(|resource| resource.resource.as_ref())
             .map(|body| body.value.len())
             .sum();
-        self.observer.message(&response.type_url, bytes);
-
         let subscriber = self
             .subscribers
             .iter_mut()
@@ -264,8 +268,12 @@ impl<C, O: Observer> Client<C, O> {
         }) = subscriber
         else {
             tracing::warn!(type_url = %response.type_url, "response of a type that was not subscribed to");
+            self.observer.message(UNKNOWN_TYPE, bytes);
+            self.observer
+                .refused(UNKNOWN_TYPE, response.resources.len());
             return refuse_unknown_type(response);
         };
+        self.observer.message(subscription.type_url(), bytes);
         let named = demand.as_ref().map(|_| names(&response));
         let Delivery {
             resources,
@@ -280,6 +288,10 @@ impl<C, O: Observer> Client<C, O> {
             "xDS response"
         );
         let rejections = handler.apply(resources, removed);
+        let refused = pending.refused() + rejections.len();
+        if refused > 0 {
+            self.observer.refused(subscription.type_url(), refused);
+        }
         let reply = subscription.conclude(pending, rejections);
         if let Some((demand, names)) = demand.as_ref().zip(named) {
             demand.respond(names.iter().map(String::as_str));

@@ -25,6 +25,9 @@ use crate::held::{Held, Version};
 /// Stands for all resources of a type.
 const EVERYTHING: &str = "*";
 
+/// How many refusals a reply gives the reasons of.
+const MOST_REASONS: usize = 20;
+
 /// A resource as it arrived.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resource {
@@ -64,6 +67,13 @@ pub struct Pending {
     versions: Vec<(Arc<str>, Version)>,
     removed: Vec<String>,
     refused: Vec<Rejection>,
+}
+
+impl Pending {
+    /// How many of its resources never reached the handler.
+    pub(crate) fn refused(&self) -> usize {
+        self.refused.len()
+    }
 }
 
 /// What is asked for and held of one resource type; outlives streams.
@@ -124,7 +134,8 @@ impl Subscription {
         request
     }
 
-    /// Takes a response apart. A resource without a body is refused here.
+    /// Takes a response apart. A resource without a body, or with one that says that it is something else, is refused
+    /// here.
     pub fn receive(&self, response: DeltaDiscoveryResponse) -> Delivery {
         let mut resources = Vec::with_capacity(response.resources.len());
         let mut pending = Pending {
@@ -141,6 +152,14 @@ impl Subscription {
                 });
                 continue;
             };
+            // Its bytes might well be read as what they are not.
+            if !body.type_url.is_empty() && body.type_url != self.type_url {
+                pending.refused.push(Rejection {
+                    name: resource.name,
+                    reason: format!("its body is a {:?}", body.type_url),
+                });
+                continue;
+            }
             let name = Arc::<str>::from(resource.name);
             let version = Version::from(resource.version.as_str());
             pending.versions.push((Arc::clone(&name), version));
@@ -221,13 +240,19 @@ pub fn refuse_unknown_type(response: DeltaDiscoveryResponse) -> DeltaDiscoveryRe
     }
 }
 
+/// Names the first of those that were refused, for a person to read.
 fn nack(refused: &[Rejection]) -> Status {
     let reasons: Vec<_> = refused
         .iter()
+        .take(MOST_REASONS)
         .map(|refusal| format!("{}: {}", refusal.name, refusal.reason))
         .collect();
+    let mut message = reasons.join("; ");
+    if let Some(more @ 1..) = refused.len().checked_sub(MOST_REASONS) {
+        message.push_str(&format!("; and {more} more"));
+    }
     Status {
-        message: reasons.join("; "),
+        message,
         ..Status::default()
     }
 }

@@ -120,7 +120,10 @@ impl Handler for Recorder {
 }
 
 #[derive(Clone, Default)]
-struct Counts(Arc<Mutex<(Vec<Termination>, usize, usize)>>);
+struct Counts(
+    Arc<Mutex<(Vec<Termination>, usize, usize)>>,
+    Arc<Mutex<Vec<(String, usize)>>>,
+);
 
 impl Observer for Counts {
     fn terminated(&mut self, why: Termination) {
@@ -131,6 +134,13 @@ impl Observer for Counts {
         let mut counts = self.0.lock().unwrap();
         counts.1 += 1;
         counts.2 += bytes;
+    }
+
+    fn refused(&mut self, type_url: &str, resources: usize) {
+        self.1
+            .lock()
+            .unwrap()
+            .push((type_url.to_owned(), resources));
     }
 }
 
@@ -360,6 +370,8 @@ async fn an_unknown_type_is_refused_and_the_stream_goes_on() {
         ("type.example/New", "n1")
     );
     assert!(nack.error_detail.is_some());
+    let refused = harness.counts.1.lock().unwrap().clone();
+    assert_eq!(refused, [("unknown".to_owned(), 1)]);
     stream
         .send(response(PODS, "n2", &[("a", "1", "x")], &[]))
         .await;

@@ -80,7 +80,7 @@ impl Forger {
         })
     }
 
-    /// A certificate for these names, with its chain and its key, as one PEM text.
+    /// A certificate for these names, URIs or of hosts, with its chain and its key, as one PEM text.
     pub fn certificate(&self, names: &[&str], validity: Validity) -> Result<String> {
         let key = KeyPair::generate().context("a key")?;
         let mut params = CertificateParams::default();
@@ -94,7 +94,12 @@ impl Forger {
         ];
         params.subject_alt_names = names
             .iter()
-            .map(|name| Ok(SanType::URI((*name).try_into()?)))
+            .map(|name| {
+                Ok(match name.contains("://") {
+                    true => SanType::URI((*name).try_into()?),
+                    false => SanType::DnsName((*name).try_into()?),
+                })
+            })
             .collect::<Result<_, rcgen::Error>>()
             .context("a name")?;
         let certificate = params

@@ -12,7 +12,7 @@ use e2e::sniff::Flow;
 use e2e::topology::Node;
 use e2e::traffic::Outcome;
 
-use crate::ground::{bounded, timed, turn};
+use crate::ground::{TRAFFIC, bounded, judge, timed, turn};
 
 const ENDS: [(Node, &str); 2] = [(Node::A, "outbound"), (Node::B, "inbound")];
 
@@ -39,6 +39,7 @@ fn a_deleted_pod_ends_its_connections_on_both_sides_and_leaves_nothing_behind() 
     turn.remove_pod("shop/brief");
     let before = Node::ALL.map(|node| turn.holding(node).unwrap());
     println!("before: {before:?}");
+    let trial = turn.begin();
     for round in 0..3 {
         turn.apply_pod("shop/brief", Node::B);
         lab.wait_ready("shop/brief").unwrap();
@@ -84,8 +85,11 @@ fn a_deleted_pod_ends_its_connections_on_both_sides_and_leaves_nothing_behind() 
         drop(from_it);
         turn.wait_until_gone("shop/brief");
     }
+    let verdict = judge("a pod deleted", trial);
+    let failures = verdict.traffic.failures();
+    assert!(failures.is_empty(), "{failures:?}");
     for (node, before) in Node::ALL.into_iter().zip(before) {
-        turn.until_released(node, before, 0);
+        turn.until_released(node, before, TRAFFIC);
     }
 }
 

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use e2e::handle::{Lab, Shared, eventually};
-use e2e::load::Volume;
+use e2e::load::{Line, Volume};
 use e2e::topology::{Node, PodName};
 use e2e::trial::{Course, Trial, Verdict};
 
+pub(crate) use self::holding::until_let_go;
 pub(crate) use self::hostile::Background;
 
 static SHARED: Shared = Shared::new("faults", env!("CARGO_BIN_EXE_e2e"));
@@ -151,8 +152,8 @@ pub(crate) fn judge(name: &str, trial: Trial<'_>) -> Verdict {
     println!(
         "{name}: {} bytes echoed, {} visits, {} answers, {} failures",
         traffic.bytes(),
-        traffic.answered(e2e::load::Line::Visit),
-        traffic.answered(e2e::load::Line::Talk),
+        traffic.answered(Line::Visit),
+        traffic.answered(Line::Talk),
         traffic.failures().len(),
     );
     if let Err(error) = verdict.check() {
@@ -165,6 +166,35 @@ pub(crate) fn judge(name: &str, trial: Trial<'_>) -> Verdict {
 pub(crate) fn bounded(what: &str, took: Duration, bound: Duration) {
     println!("{what}: {took:?} (bound {bound:?})");
     assert!(took <= bound, "{what} took {took:?}, more than {bound:?}");
+}
+
+/// Connections that the usual traffic has open at a time, its tunnels included, at most.
+pub(crate) const TRAFFIC: usize = 40;
+
+/// More new connections than usual, so that the slowest of a few seconds says something.
+pub(crate) const BUSY: Volume = Volume {
+    visits: 40,
+    ..Volume::USUAL
+};
+
+/// Holds new connections beside a fault against those of the quiet time before it, the first of the phases: 99 of 100
+/// may take three times as long, which is their share of a processor that as many others are busy on, or half a second,
+/// which a user notices and bears. `phases` are named by when they began.
+pub(crate) fn beside(verdict: &Verdict, phases: &[(&str, u64)], end: u64) {
+    let ends = phases.iter().skip(1).map(|(_, begun)| *begun).chain([end]);
+    for ((name, begun), end) in phases.iter().zip(ends) {
+        let visits = verdict.traffic.between(*begun, end).latency(Line::Visit);
+        if let Some(visits) = visits {
+            println!("  {name}: {visits}");
+        }
+    }
+    let during = |begun, end| {
+        let visits = verdict.traffic.between(begun, end).latency(Line::Visit);
+        visits.expect("no new connection").p99
+    };
+    let fault = phases[1].1;
+    let bound = (during(phases[0].1, fault) * 3).max(Duration::from_millis(500));
+    bounded("  p99 of new connections", during(fault, end), bound);
 }
 
 pub(crate) fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {

@@ -10,5 +10,6 @@ mod descriptors;
 mod floods;
 mod ground;
 mod messages;
+mod mimicry;
 mod reboot;
 mod strangers;

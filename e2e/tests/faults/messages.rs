@@ -17,7 +17,7 @@ use e2e::hostile::grpc::Answered;
 use e2e::telemetry::Metrics;
 use e2e::topology::Node;
 
-use crate::ground::{Background, Turn, bounded, judge, timed, turn};
+use crate::ground::{Background, Turn, bounded, judge, timed, turn, until_let_go};
 
 /// What a metric of a daemon's page adds up to.
 fn counted(turn: &Turn, place: &str, address: &str, name: &str, labels: &[(&str, &str)]) -> f64 {
@@ -99,16 +99,7 @@ fn ztunnels_that_talk_nonsense_to_the_agent_are_dropped_and_pods_start_beside_th
     }
     let dropped = agent_counted(&turn, "redirect_ztunnel_dropped_total", &[]) - before;
     assert!(dropped >= 5.0, "{dropped} are counted");
-    eventually(
-        "the agent holds nothing of theirs",
-        Duration::from_secs(30),
-        || {
-            let now = agent.descriptors()?;
-            ensure!(now <= held + 2, "{now} descriptors, {held} before");
-            Ok(())
-        },
-    )
-    .unwrap();
+    until_let_go(&agent, held + 2);
     let verdict = judge("nonsense to the agent", trial);
     assert!(verdict.traffic.failures().is_empty());
 }
@@ -235,16 +226,7 @@ fn plugins_that_talk_nonsense_to_the_agent_are_refused_and_pods_start_beside_the
     for pod in ["shop/web-b", "shop/vault"] {
         turn.spoken_to(pod);
     }
-    eventually(
-        "the agent holds nothing of theirs",
-        Duration::from_secs(30),
-        || {
-            let now = agent.descriptors()?;
-            ensure!(now <= held + 2, "{now} descriptors, {held} before");
-            Ok(())
-        },
-    )
-    .unwrap();
+    until_let_go(&agent, held + 2);
     let verdict = judge("nonsense of plugins", trial);
     assert!(verdict.traffic.failures().is_empty());
 }
@@ -307,16 +289,7 @@ fn an_agent_that_talks_nonsense_costs_the_proxy_nothing_but_news() {
     turn.lab.let_start("istio-cni-node-b").unwrap();
     turn.all_ready();
     a_pod_starts(&turn);
-    eventually(
-        "the proxy holds nothing of theirs",
-        Duration::from_secs(30),
-        || {
-            let now = proxy.descriptors()?;
-            ensure!(now <= held + 40, "{now} descriptors, {held} before");
-            Ok(())
-        },
-    )
-    .unwrap();
+    until_let_go(&proxy, held + 40);
     let verdict = judge("nonsense of an agent", trial);
     assert!(
         verdict.traffic.failures().is_empty(),
@@ -331,21 +304,7 @@ fn clients_that_talk_nonsense_to_the_control_plane_are_refused_and_it_goes_on() 
     let trial = turn.begin();
     let process = turn.lab.process("istiod-lite").unwrap();
     let (held, memory) = (process.descriptors().unwrap(), process.memory().unwrap());
-    let state = turn.lab.state();
-    let token = state
-        .node(Node::A)
-        .join("volumes/istio-system_ztunnel-a/tokens/istio-token");
-    let member = [
-        "--account",
-        "istio-system/ztunnel",
-        "--control-plane",
-        "https://istiod.istio-system.svc:15012",
-        "--token",
-        token.to_str().unwrap(),
-        "--roots",
-        &state.root_certificates().display().to_string(),
-    ]
-    .map(str::to_owned);
+    let member = turn.member(Node::A);
     let call = |method: &str, arguments: &[&str]| -> Answered {
         let mut all = vec!["grpc", "--method", method];
         all.extend(arguments);
@@ -432,6 +391,9 @@ fn clients_that_talk_nonsense_to_the_control_plane_are_refused_and_it_goes_on() 
     let failed = failures();
     let arguments = ["crowd", address, "--count", "200", "--manner", "garbage"];
     let crowd = Background::<Crowded>::start(&turn, Node::A, &arguments);
+    // More than may be in their handshake, who say nothing and come again.
+    let arguments = ["crowd", address, "--count", "600", "--again"];
+    let silent = Background::<Crowded>::start(&turn, Node::A, &arguments);
     eventually("they are refused", Duration::from_secs(20), || {
         let now = failures() - failed;
         ensure!(now >= 200.0, "{now} are counted");
@@ -442,22 +404,19 @@ fn clients_that_talk_nonsense_to_the_control_plane_are_refused_and_it_goes_on() 
     let crowded = crowd.end();
     println!("{crowded:?}");
     assert_eq!(crowded.sent_away, 200, "{crowded:?}");
+    let silent = silent.end();
+    println!("silent: {silent:?}");
+    assert!(silent.sent_away >= 344, "{silent:?}");
+    let log = trial.log("istiod-lite").unwrap();
+    let made_room = |line: &str| line.contains("it made room for another");
+    assert!(log.lines().any(made_room), "no word of whoever made room");
     assert!(
         trial
             .log("istiod-lite")
             .unwrap()
             .contains("TLS handshake failed")
     );
-    eventually(
-        "it holds nothing of theirs",
-        Duration::from_secs(30),
-        || {
-            let now = process.descriptors()?;
-            ensure!(now <= held + 4, "{now} descriptors, {held} before");
-            Ok(())
-        },
-    )
-    .unwrap();
+    until_let_go(&process, held + 4);
     let grown = process.memory().unwrap().saturating_sub(memory);
     println!("memory grown by {} KiB", grown >> 10);
     assert!(grown < 64 << 20, "{grown} bytes more than before");

@@ -10,17 +10,14 @@ use e2e::hostile::crowd::Crowded;
 use e2e::hostile::forge::{Forger, Validity};
 use e2e::hostile::http2::Heard;
 use e2e::hostile::shake::Shaken;
-use e2e::load::Line;
+use e2e::hostile::stray::Strayed;
+use e2e::load::now;
 use e2e::topology::Node;
 
-use crate::ground::{Background, Turn, bounded, judge, timed, turn};
+use crate::ground::{BUSY, Background, TRAFFIC, Turn, beside, bounded, judge, timed, turn};
 
 /// Somebody whom the mesh knows and lets in.
 const CLIENT: &str = "spiffe://cluster.local/ns/shop/sa/client";
-/// New connections beside all this take no longer, 99 of 100.
-const P99: Duration = Duration::from_secs(10);
-/// Connections that the usual traffic has open at a time, its tunnels included, at most.
-const TRAFFIC: usize = 40;
 
 /// A peer that is refused.
 struct Stranger<'a> {
@@ -241,6 +238,42 @@ fn a_member_that_asks_for_what_is_not_served_is_refused_and_its_tunnel_is_all_it
     assert!(verdict.traffic.failures().is_empty());
 }
 
+#[test]
+fn what_arrives_in_plain_text_for_somebody_else_is_refused_with_a_reason() {
+    let turn = turn();
+    let trial = turn.begin();
+    let pod = turn.echo("shop/web-b").ip().to_string();
+    let refused = || {
+        let metrics = turn.lab.metrics(Node::B).unwrap();
+        metrics.sum("istio_tcp_connections_failed_total", &[])
+    };
+    // Nobody's, and that of a pod which would answer.
+    for to in [
+        "10.99.9.9:9000".to_owned(),
+        turn.echo("shop/web-a").to_string(),
+    ] {
+        let before = refused();
+        let strayed: Strayed = turn.hostile(Node::B, None, &["stray", "--pod", &pod, "--to", &to]);
+        println!("{to}: {strayed:?}");
+        assert_eq!(strayed.heard, 0, "{to}: {strayed:?}");
+        assert!(strayed.error.is_some(), "{to} goes on: {strayed:?}");
+        let entry = turn
+            .lab
+            .access_entry(Node::B, "why", |entry| {
+                entry.is_inbound() && entry.is("dst.addr", &to) && entry.error().is_some()
+            })
+            .unwrap();
+        println!("  {entry}");
+        assert!(refused() > before, "{to} is not counted");
+        assert!(
+            turn.refusals(Node::B).contains(&to),
+            "{to} in the admin view"
+        );
+    }
+    let verdict = judge("somebody else's", trial);
+    assert!(verdict.traffic.failures().is_empty());
+}
+
 /// More than a pod may have in their handshake.
 const CROWD: u32 = 1500;
 
@@ -250,7 +283,10 @@ fn a_crowd_that_never_speaks_keeps_nobody_out_and_leaves_nothing_behind() {
     let before = turn.holding(Node::B).unwrap();
     let memory = || turn.lab.process("ztunnel-b").unwrap().memory().unwrap();
     let memory_before = memory();
-    let trial = turn.begin();
+    let trial = turn.begin_with(BUSY);
+    let quiet = now();
+    trial.load().go_on(Duration::from_secs(4));
+    let phases = [("quiet", quiet), ("crowds", now())];
     let target = turn.tunnel("shop/web-b");
     let crowd = |target: &str, count: u32, more: &[&str]| {
         let count = count.to_string();
@@ -299,6 +335,7 @@ fn a_crowd_that_never_speaks_keeps_nobody_out_and_leaves_nothing_behind() {
         Ok(())
     })
     .unwrap();
+    let end = now();
     let told = |text: &str| trial.log("ztunnel-b").unwrap().matches(text).count();
     let many = told("MAX_HALF_OPEN_TUNNELS_PER_POD");
     let all = refused("half_open_tunnels");
@@ -331,9 +368,7 @@ fn a_crowd_that_never_speaks_keeps_nobody_out_and_leaves_nothing_behind() {
         "{:?}",
         verdict.traffic.failures()
     );
-    let visits = verdict.traffic.latency(Line::Visit).unwrap();
-    println!("  visits: {visits}");
-    bounded("  p99 of new connections", visits.p99, P99);
+    beside(&verdict, &phases, end);
     let grown = memory().saturating_sub(memory_before);
     println!("  memory grown by {} KiB", grown >> 10);
     assert!(grown < 64 << 20, "{grown} bytes more than before");

@@ -266,3 +266,33 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_body_that_says_it_is_something_else_is_refused_alone() {
+    let mut subscription = Subscription::new(TYPE);
+    let mut response = response("n", &[("good", "1"), ("other", "1")], &[]);
+    let body = response.resources[1].resource.as_mut().unwrap();
+    body.type_url = "type.example/Other".into();
+    let delivery = subscription.receive(response);
+    assert_eq!(delivery.resources.len(), 1);
+    let reply = subscription.conclude(delivery.pending, Vec::new());
+    let message = reply.error_detail.map(|status| status.message);
+    assert_eq!(
+        message.as_deref(),
+        Some("other: its body is a \"type.example/Other\"")
+    );
+    assert_eq!(subscription.held().len(), 1);
+}
+
+#[test]
+fn a_reply_gives_the_first_reasons_and_the_number_of_the_others() {
+    let mut subscription = Subscription::new(TYPE);
+    let names: Vec<_> = (0..MOST_REASONS + 3).map(|n| format!("r{n}")).collect();
+    let updates: Vec<_> = names.iter().map(|name| (name.as_str(), "1")).collect();
+    let delivery = subscription.receive(response("n", &updates, &[]));
+    let rejections: Vec<_> = names.iter().map(|name| (name.as_str(), "bad")).collect();
+    let reply = subscription.conclude(delivery.pending, reject(&rejections));
+    let message = reply.error_detail.unwrap().message;
+    assert!(message.starts_with("r0: bad; r1: bad; "), "{message}");
+    assert!(message.ends_with("r19: bad; and 3 more"), "{message}");
+}

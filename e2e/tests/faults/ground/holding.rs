@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use e2e::handle::{eventually, proxy_of};
+use e2e::handle::{Process, eventually, proxy_of};
 use e2e::topology::Node;
 use serde_json::Value;
 
@@ -16,6 +16,20 @@ pub(crate) struct Holding {
     descriptors: usize,
     sockets: u64,
     connections: usize,
+}
+
+/// Waits until a daemon has no more descriptors open than that: what others took of it is given back.
+pub(crate) fn until_let_go(process: &Process, most: usize) {
+    eventually(
+        "it holds nothing of theirs",
+        Duration::from_secs(30),
+        || {
+            let now = process.descriptors()?;
+            ensure!(now <= most, "{now} descriptors, {most} at the most before");
+            Ok(())
+        },
+    )
+    .unwrap();
 }
 
 impl Turn {

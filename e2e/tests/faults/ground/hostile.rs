@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use e2e::topology::Node;
+use e2e::handle::proxy_of;
+use e2e::topology::{CONTROL_PLANE_NAME, CONTROL_PLANE_PORT, Node};
 use serde::de::DeserializeOwned;
 
 use super::Turn;
@@ -16,6 +17,27 @@ impl Turn {
     /// Where a pod takes tunnels.
     pub(crate) fn tunnel(&self, pod: &str) -> String {
         self.lab.v4(pod, hbone::wire::PORT).unwrap().to_string()
+    }
+
+    /// The arguments by which a peer is the proxy of a node to the control plane.
+    pub(crate) fn member(&self, node: Node) -> Vec<String> {
+        let state = self.lab.state();
+        let volume = format!("volumes/istio-system_{}/tokens/istio-token", proxy_of(node));
+        [
+            ("--account", "istio-system/ztunnel".to_owned()),
+            (
+                "--control-plane",
+                format!("https://{CONTROL_PLANE_NAME}:{CONTROL_PLANE_PORT}"),
+            ),
+            (
+                "--token",
+                state.node(node).join(volume).display().to_string(),
+            ),
+            ("--roots", state.root_certificates().display().to_string()),
+        ]
+        .into_iter()
+        .flat_map(|(flag, value)| [flag.to_owned(), value])
+        .collect()
     }
 
     /// Stores a chain and key for a peer to show.
