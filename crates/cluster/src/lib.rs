@@ -2,14 +2,16 @@
 //! What the cluster says, as typed events; and what we have to say back, as status.
 //!
 //! A [`Source`] yields [`Batch`]es: the first one is the whole state, each later one what changed since, together with
-//! the set of [`Problem`]s that hold at that moment. Today the one source is a [`Directory`] of Kubernetes manifests;
-//! an API server will be another behind the same type.
+//! the set of [`Problem`]s that hold at that moment. It comes from a [`Directory`] of Kubernetes manifests or from the
+//! [`Api`] of a cluster; whoever reads it need not know which.
 //!
 //! ```text
 //!  *.yaml *.yml *.json ──► tree ──► parse ──► manifests ──► Batch { events, problems }
 //!  .status/**/*.json ────► overlay ─────────────▲
 //!        ▲                                      │
 //!        └── StatusWriter          watch (inotify) says which files to read
+//!
+//!  API server ── a watch per kind ──► followers ──► ledger ──► Batch { events, problems }
 //! ```
 //!
 //! The crate knows nothing of the mesh: which labels matter and what a policy means is for those who read the events.
@@ -25,6 +27,7 @@ mod packed;
 mod parse;
 mod tree;
 
+pub mod api;
 pub mod directory;
 pub mod overlay;
 pub mod status;
@@ -34,6 +37,7 @@ mod watch;
 #[doc(hidden)]
 pub mod fuzzing;
 
+pub use api::{Api, Client, Connection, ConnectionError, Follow, RequestError};
 pub use directory::Directory;
 pub use k8s_openapi;
 pub use object::{Kind, Object, ObjectKey};

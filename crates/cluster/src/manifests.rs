@@ -19,13 +19,10 @@ use std::sync::Arc;
 use crate::object::ObjectKey;
 use crate::overlay::{self, Partials, STATUS_DIRECTORY, Statement};
 use crate::packed::{Fingerprint, Packed};
-use crate::problem::{Problem, Severity};
+use crate::problem::{self, Problem, Severity};
 use crate::source::{Batch, Events};
 
 use file::{Definition, File, place, text};
-
-/// Problems beyond these are counted, not listed.
-const MAX_PROBLEMS: usize = 1000;
 
 /// What was found where a file should be.
 pub(crate) type Contents = Result<Vec<u8>, String>;
@@ -350,25 +347,12 @@ impl Manifests {
     }
 
     fn problems(&self) -> Vec<Problem> {
-        let mut problems: Vec<Problem> = self.directory_problems.clone();
+        let mut problems = self.directory_problems.clone();
         problems.extend(self.contested.iter().flat_map(|key| self.contest(key)));
         problems.extend(self.merge_problems.values().flatten().cloned());
         problems.extend(self.statement_problems.values().cloned());
         problems.extend(self.files.values().flat_map(|file| &file.problems).cloned());
-        problems.sort_by(|a, b| b.severity.cmp(&a.severity).then_with(|| a.cmp(b)));
-        if problems.len() > MAX_PROBLEMS {
-            let more = problems.len() - MAX_PROBLEMS;
-            problems.truncate(MAX_PROBLEMS);
-            problems.push(Problem {
-                severity: Severity::Error,
-                file: PathBuf::new(),
-                line: None,
-                object: None,
-                field: None,
-                reason: format!("{more} more problems are not listed"),
-            });
-        }
-        problems
+        problem::listed(problems)
     }
 
     fn contest<'s>(&'s self, key: &'s ObjectKey) -> impl Iterator<Item = Problem> + 's {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The kinds that are read, and one type for an object of any of them.
 //!
-//! The table at the end is the only list of kinds: each line names the type, whether it lives in a namespace, its API
-//! group and the versions that are understood.
+//! The table at the end is the only list of kinds: each line names the type, its plural in paths, whether it lives in a
+//! namespace, its API group and the versions that are understood.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -136,7 +136,7 @@ macro_rules! status {
 }
 
 macro_rules! objects {
-    ($( $kind:ident, $scope:ident, $status:ident, $group:literal, [$($version:literal),+]; )+) => {
+    ($( $kind:ident, $plural:literal, $scope:ident, $status:ident, $group:literal, [$($version:literal),+]; )+) => {
         /// The kinds that are read, in an order in which what others refer to comes first.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
@@ -149,6 +149,11 @@ macro_rules! objects {
 
             pub fn as_str(self) -> &'static str {
                 match self { $( Self::$kind => stringify!($kind), )+ }
+            }
+
+            /// As in the path of its objects at an API server.
+            pub fn plural(self) -> &'static str {
+                match self { $( Self::$kind => $plural, )+ }
             }
 
             pub fn scope(self) -> Scope {
@@ -220,19 +225,19 @@ macro_rules! objects {
 }
 
 objects! {
-    Namespace, Cluster, with_status, "", ["v1"];
-    Node, Cluster, with_status, "", ["v1"];
-    ServiceAccount, Namespace, without_status, "", ["v1"];
-    ConfigMap, Namespace, without_status, "", ["v1"];
-    Pod, Namespace, with_status, "", ["v1"];
-    Service, Namespace, with_status, "", ["v1"];
-    EndpointSlice, Namespace, without_status, "discovery.k8s.io", ["v1"];
-    GatewayClass, Cluster, with_status, "gateway.networking.k8s.io", ["v1", "v1beta1"];
-    Gateway, Namespace, with_status, "gateway.networking.k8s.io", ["v1", "v1beta1"];
-    ServiceEntry, Namespace, with_status, "networking.istio.io", ["v1", "v1beta1", "v1alpha3"];
-    WorkloadEntry, Namespace, with_status, "networking.istio.io", ["v1", "v1beta1", "v1alpha3"];
-    PeerAuthentication, Namespace, with_status, "security.istio.io", ["v1", "v1beta1"];
-    AuthorizationPolicy, Namespace, with_status, "security.istio.io", ["v1", "v1beta1"];
+    Namespace, "namespaces", Cluster, with_status, "", ["v1"];
+    Node, "nodes", Cluster, with_status, "", ["v1"];
+    ServiceAccount, "serviceaccounts", Namespace, without_status, "", ["v1"];
+    ConfigMap, "configmaps", Namespace, without_status, "", ["v1"];
+    Pod, "pods", Namespace, with_status, "", ["v1"];
+    Service, "services", Namespace, with_status, "", ["v1"];
+    EndpointSlice, "endpointslices", Namespace, without_status, "discovery.k8s.io", ["v1"];
+    GatewayClass, "gatewayclasses", Cluster, with_status, "gateway.networking.k8s.io", ["v1", "v1beta1"];
+    Gateway, "gateways", Namespace, with_status, "gateway.networking.k8s.io", ["v1", "v1beta1"];
+    ServiceEntry, "serviceentries", Namespace, with_status, "networking.istio.io", ["v1", "v1beta1", "v1alpha3"];
+    WorkloadEntry, "workloadentries", Namespace, with_status, "networking.istio.io", ["v1", "v1beta1", "v1alpha3"];
+    PeerAuthentication, "peerauthentications", Namespace, with_status, "security.istio.io", ["v1", "v1beta1"];
+    AuthorizationPolicy, "authorizationpolicies", Namespace, with_status, "security.istio.io", ["v1", "v1beta1"];
 }
 
 pub(crate) use {with_object, with_type};

@@ -8,7 +8,7 @@ mod names;
 
 use crate::decode::DecodeError;
 use crate::kinds::known;
-use crate::object::{Object, ObjectKey, with_type};
+use crate::object::{Kind, Object, ObjectKey, with_type};
 use crate::problem::Severity;
 use crate::tree::{self, Node, Step, SyntaxError, Value};
 
@@ -128,6 +128,56 @@ pub(crate) fn parse(text: &str, format: Format) -> Vec<Item> {
         })),
     }
     reader.items
+}
+
+/// Reads the JSON of one object whose kind is known, as an API server hands it out; its own `apiVersion` and `kind`
+/// don't count.
+pub(crate) fn object(kind: Kind, json: &str) -> Result<Object, Box<Finding>> {
+    let node = json_tree(json)?;
+    typed(kind, &node)
+}
+
+/// As [`object`], of the metadata alone.
+pub(crate) fn metadata(kind: Kind, json: &str) -> Result<Object, Box<Finding>> {
+    let mut node = json_tree(json)?;
+    if let Value::Mapping(entries) = &mut node.value {
+        entries.retain(|(field, _)| field == "metadata");
+    }
+    typed(kind, &node)
+}
+
+/// Which object the JSON of one is about.
+pub(crate) fn key(kind: Kind, json: &str) -> Result<ObjectKey, Box<Finding>> {
+    let node = json_tree(json)?;
+    key_of(&node, kind).map_err(|fault| finding(None, fault))
+}
+
+fn json_tree(json: &str) -> Result<Node<'_>, Box<Finding>> {
+    tree::from_json(json).map_err(|error| {
+        let fault = Fault {
+            line: 0,
+            path: Vec::new(),
+            field: None,
+            reason: error.reason,
+        };
+        finding(None, fault)
+    })
+}
+
+fn typed(kind: Kind, node: &Node<'_>) -> Result<Object, Box<Finding>> {
+    let key = key_of(node, kind).map_err(|fault| finding(None, fault))?;
+    with_type!(kind, T => read_typed::<T>(node, &key))
+        .map_err(|error| finding(Some(key), error.into()))
+}
+
+fn finding(object: Option<ObjectKey>, fault: Fault) -> Box<Finding> {
+    Box::new(Finding {
+        severity: Severity::Error,
+        line: None,
+        object,
+        field: fault.field,
+        reason: fault.reason,
+    })
 }
 
 /// What the items of a typed list leave out.

@@ -31,6 +31,27 @@ pub struct Problem {
     pub reason: String,
 }
 
+/// Problems beyond these are counted, not listed.
+pub(crate) const MAX_LISTED: usize = 1000;
+
+/// The worst first, up to a bound.
+pub(crate) fn listed(mut problems: Vec<Problem>) -> Vec<Problem> {
+    problems.sort_by(|a, b| b.severity.cmp(&a.severity).then_with(|| a.cmp(b)));
+    if problems.len() > MAX_LISTED {
+        let more = problems.len() - MAX_LISTED;
+        problems.truncate(MAX_LISTED);
+        problems.push(Problem {
+            severity: Severity::Error,
+            file: PathBuf::new(),
+            line: None,
+            object: None,
+            field: None,
+            reason: format!("{more} more problems are not listed"),
+        });
+    }
+    problems
+}
+
 /// Prints `web.yaml:12: Service default/web: spec.ports[0].port: expected an integer`.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -4,6 +4,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::api::{Api, ConnectionError};
 use crate::directory::Directory;
 use crate::object::{Object, ObjectKey};
 use crate::packed::Packed;
@@ -113,8 +114,10 @@ pub enum OpenError {
     Directory { path: PathBuf, source: io::Error },
     #[error("manifest directory {path}: watching for changes")]
     Watch { path: PathBuf, source: io::Error },
-    #[error("starting the thread that reads the manifest directory: {0}")]
+    #[error("starting the thread that reads the cluster's objects: {0}")]
     Thread(io::Error),
+    #[error(transparent)]
+    Connection(#[from] ConnectionError),
 }
 
 /// A stream of batches.
@@ -126,6 +129,15 @@ pub struct Source {
 #[derive(Debug)]
 enum Origin {
     Directory(Directory),
+    Api(Api),
+}
+
+impl From<Api> for Source {
+    fn from(api: Api) -> Self {
+        Self {
+            origin: Origin::Api(api),
+        }
+    }
 }
 
 impl From<Directory> for Source {
@@ -142,6 +154,7 @@ impl Source {
     pub async fn next(&mut self) -> Batch {
         match &mut self.origin {
             Origin::Directory(directory) => directory.next().await,
+            Origin::Api(api) => api.next().await,
         }
     }
 }

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Status written back: one small file for each object and writer, beside the manifests.
+//! Status written back: to the API server, or as one small file for each object and writer beside the manifests.
 //!
-//! Readers see a file as it was or as it is, never in between. Where it lies and what it says: [`crate::overlay`].
+//! Of files: readers see a file as it was or as it is, never in between. Where it lies and what it says: [`crate::overlay`].
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tokio::runtime::Handle;
+
+use crate::api::{Client, RequestError, apply};
 use crate::object::{Kind, ObjectKey};
 use crate::overlay::{
     Partial, PartialFile, PartialMetadata, STATUS_DIRECTORY, Statement, object_directory,
@@ -33,31 +36,58 @@ pub enum StatusError {
     },
     #[error("{path}: {source}", path = path.display())]
     List { path: PathBuf, source: io::Error },
+    #[error("status of {object}: {source}")]
+    Request {
+        object: ObjectKey,
+        source: RequestError,
+    },
 }
 
-/// Whether a file had to be touched.
+/// Whether anything had to be touched, or could be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
     Changed,
     Unchanged,
 }
 
-/// Writes the status of one writer ("manager"), who is alone under its name. Blocking, but small.
+/// Writes the status of one writer ("manager"), who is alone under its name. Blocking: files are small, and an API
+/// server is waited for.
 #[derive(Clone, Debug)]
 pub struct StatusWriter {
-    root: PathBuf,
+    place: Place,
     manager: String,
+}
+
+#[derive(Clone, Debug)]
+enum Place {
+    /// Beside the manifests of this directory.
+    Directory(PathBuf),
+    Api {
+        client: Client,
+        runtime: Handle,
+    },
 }
 
 impl StatusWriter {
     /// `directory` is the one that holds the manifests.
     pub fn new(directory: impl AsRef<Path>, manager: &str) -> Result<Self, StatusError> {
+        Self::at(Place::Directory(directory.as_ref().to_owned()), manager)
+    }
+
+    /// Writes to an API server, on the runtime of the caller; `write` and `remove` are then to be called on a thread
+    /// that may block.
+    pub fn to_server(client: Client, manager: &str) -> Result<Self, StatusError> {
+        let runtime = Handle::current();
+        Self::at(Place::Api { client, runtime }, manager)
+    }
+
+    fn at(place: Place, manager: &str) -> Result<Self, StatusError> {
         let valid = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         if manager.is_empty() || manager.len() > 63 || !manager.bytes().all(valid) {
             return Err(StatusError::Manager(manager.to_owned()));
         }
         Ok(Self {
-            root: directory.as_ref().to_owned(),
+            place,
             manager: manager.to_owned(),
         })
     }
@@ -69,7 +99,14 @@ impl StatusWriter {
         uid: &str,
         partial: &Partial,
     ) -> Result<Written, StatusError> {
-        let path = self.path(object)?;
+        let root = match &self.place {
+            Place::Directory(root) => root,
+            Place::Api { client, runtime } => {
+                let applied = apply::apply(client, &self.manager, object, uid, partial);
+                return answered(object, runtime.block_on(applied));
+            }
+        };
+        let path = self.path(root, object)?;
         let file = PartialFile {
             uid: uid.to_owned(),
             metadata: PartialMetadata {
@@ -95,7 +132,14 @@ impl StatusWriter {
 
     /// Takes back what this writer said about the object.
     pub fn remove(&self, object: &ObjectKey) -> Result<Written, StatusError> {
-        let path = self.path(object)?;
+        let root = match &self.place {
+            Place::Directory(root) => root,
+            Place::Api { client, runtime } => {
+                let taken_back = apply::take_back(client, &self.manager, object);
+                return answered(object, runtime.block_on(taken_back));
+            }
+        };
+        let path = self.path(root, object)?;
         match fs::remove_file(&path) {
             Ok(()) => {
                 // The last one to leave removes the empty directory.
@@ -111,13 +155,17 @@ impl StatusWriter {
         }
     }
 
-    /// Takes back what this writer said about all objects for which `keep` is false, as after a restart.
+    /// Takes back what this writer said about all objects for which `keep` is false, as after a restart. At an API
+    /// server what is said of an object goes with it.
     pub fn retain(&self, mut keep: impl FnMut(&ObjectKey) -> bool) -> Result<(), StatusError> {
+        let Place::Directory(root) = &self.place else {
+            return Ok(());
+        };
         for kind in Kind::ALL {
             let place = Path::new(STATUS_DIRECTORY).join(kind.as_str());
-            for namespace in self.names(&place)? {
+            for namespace in names(root, &place)? {
                 let place = place.join(namespace);
-                for name in self.names(&place)? {
+                for name in names(root, &place)? {
                     let file = place.join(name).join(format!("{}.json", self.manager));
                     if let Ok(Statement { object, .. }) = Statement::from_path(&file)
                         && !keep(&object)
@@ -130,24 +178,7 @@ impl StatusWriter {
         Ok(())
     }
 
-    fn names(&self, place: &Path) -> Result<Vec<std::ffi::OsString>, StatusError> {
-        let path = self.root.join(place);
-        match fs::read_dir(&path)
-            .and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect())
-        {
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-                ) =>
-            {
-                Ok(Vec::new())
-            }
-            result => result.map_err(|source| StatusError::List { path, source }),
-        }
-    }
-
-    fn path(&self, object: &ObjectKey) -> Result<PathBuf, StatusError> {
+    fn path(&self, root: &Path, object: &ObjectKey) -> Result<PathBuf, StatusError> {
         for part in [
             object.name.as_str(),
             object.namespace.as_deref().unwrap_or("_"),
@@ -163,10 +194,40 @@ impl StatusWriter {
                 });
             }
         }
-        Ok(self
-            .root
+        Ok(root
             .join(object_directory(object))
             .join(format!("{}.json", self.manager)))
+    }
+}
+
+fn names(root: &Path, place: &Path) -> Result<Vec<std::ffi::OsString>, StatusError> {
+    let path = root.join(place);
+    match fs::read_dir(&path)
+        .and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect())
+    {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            ) =>
+        {
+            Ok(Vec::new())
+        }
+        result => result.map_err(|source| StatusError::List { path, source }),
+    }
+}
+
+fn answered(
+    object: &ObjectKey,
+    answer: Result<bool, RequestError>,
+) -> Result<Written, StatusError> {
+    match answer {
+        Ok(true) => Ok(Written::Changed),
+        Ok(false) => Ok(Written::Unchanged),
+        Err(source) => Err(StatusError::Request {
+            object: object.clone(),
+            source,
+        }),
     }
 }
 

@@ -290,7 +290,7 @@ fn problems_are_bounded() {
         check.read(&format!("{file}.yaml"), &broken);
     }
     let batch = check.batch();
-    assert_eq!(batch.len(), MAX_PROBLEMS + 1);
+    assert_eq!(batch.len(), problem::MAX_LISTED + 1);
 }
 
 #[test]

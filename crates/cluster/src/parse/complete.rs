@@ -28,6 +28,7 @@ fn complete(metadata: &mut ObjectMeta, key: &ObjectKey) {
         metadata.uid = Some(derived_uid(key));
     }
     metadata.managed_fields = None;
+    metadata.resource_version = None;
     if let Some(annotations) = &mut metadata.annotations {
         annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
     }
