@@ -8,7 +8,6 @@ use std::{
 };
 
 use anyhow::Context as _;
-use cluster::{Directory, StatusWriter};
 use ops::{health::Readiness, metrics::Metrics, shutdown::DrainSignal};
 use parking_lot::RwLock;
 use proto::{
@@ -20,16 +19,17 @@ use tonic::transport::Server;
 
 use crate::{
     admin,
-    authenticate::{Authenticator, NodeAuthorizer, claims::Expected},
+    authenticate::{Authenticator, NodeAuthorizer, Tokens, claims::Expected, review::Reviewer},
     authority::{Asked, Upkeep},
     ca::LiveAuthority,
     ca_service::Certificates,
     catalogue::Catalogue,
-    config::{AuthorityConfig, Config, TokenConfig},
+    config::{AuthorityConfig, Config, TokenAuthority, TokenConfig},
     controller::{Controller, State},
     index::Index,
+    root_configmaps,
     serving::{self, Shown},
-    status,
+    source::Cluster,
     xds_server::Discovery,
 };
 
@@ -70,7 +70,8 @@ pub async fn start(
     let known = readiness.register("cluster");
     let signs = readiness.register("certificate authority");
     let authority = Arc::new(open_authority(&config)?);
-    let authenticator = Arc::new(open_authenticator(&config.tokens)?);
+    let cluster = Cluster::open(&config.source).await?;
+    let tokens = Arc::new(open_tokens(&config.tokens, &cluster)?);
     let listener = bind(config.listen).await?;
     let admin_listener = bind(config.admin).await?;
     let (address, admin_address) = (listener.local_addr()?, admin_listener.local_addr()?);
@@ -80,13 +81,13 @@ pub async fn start(
         catalogue: Arc::new(Catalogue::default()),
         source_problems: Arc::default(),
     };
-    let source = Directory::open(&config.source)?;
-    let writer = StatusWriter::new(&config.source, status::MANAGER)?;
+    let source = cluster.source(&config.mesh.root_namespace)?;
+    let writer = cluster.status_writer()?;
     Controller::start(source, state.clone(), writer, known, drain.clone());
 
     let discovery = Discovery::new(
         Arc::clone(&state.catalogue),
-        Arc::clone(&authenticator),
+        Arc::clone(&tokens),
         drain.clone(),
     );
     let connections = discovery.connections();
@@ -100,7 +101,7 @@ pub async fn start(
     };
     let certificates = Certificates {
         asked: asked.clone(),
-        authenticator,
+        tokens,
         cluster_id: config.mesh.cluster_id.as_str().into(),
     };
     let shown = Shown::nothing();
@@ -112,6 +113,11 @@ pub async fn start(
         ready: signs,
     };
     upkeep.start();
+    if let Some((source, client)) = cluster.follow(root_configmaps::followed())? {
+        let authority = Arc::clone(&asked.authority);
+        let kept = root_configmaps::keep(source, client, authority, drain.clone());
+        tokio::spawn(Box::pin(kept));
+    }
     let incoming = serving::incoming(listener, serving::tls_config(shown)?, drain.clone());
     let draining = drain.clone();
     let server = Server::builder()
@@ -135,7 +141,7 @@ pub async fn start(
         let admin_server = async { admin_server.await.context("the admin server failed") };
         tokio::try_join!(server, admin_server).map(|_| ())
     }));
-    tracing::info!(%address, admin = %admin_address, source = %config.source.display(), "control plane started");
+    tracing::info!(%address, admin = %admin_address, source = ?config.source, "control plane started");
     Ok(Running {
         address,
         admin: admin_address,
@@ -173,13 +179,24 @@ fn open_authority(config: &Config) -> anyhow::Result<LiveAuthority> {
     })
 }
 
-fn open_authenticator(tokens: &TokenConfig) -> anyhow::Result<Authenticator> {
-    let expected = Expected {
-        issuer: tokens.issuer.clone(),
-        audiences: tokens.audiences.clone(),
-        leeway: Expected::DEFAULT_LEEWAY,
-    };
-    Ok(Authenticator::open(&tokens.jwks, expected)?)
+fn open_tokens(tokens: &TokenConfig, cluster: &Cluster) -> anyhow::Result<Tokens> {
+    match &tokens.authority {
+        TokenAuthority::Server => {
+            let client = cluster
+                .client()
+                .context("tokens can't be reviewed without an API server")?;
+            let reviewer = Reviewer::new(client, tokens.audiences.clone());
+            Ok(Tokens::Server(reviewer))
+        }
+        TokenAuthority::Keys { jwks, issuer } => {
+            let expected = Expected {
+                issuer: issuer.clone(),
+                audiences: tokens.audiences.clone(),
+                leeway: Expected::DEFAULT_LEEWAY,
+            };
+            Ok(Tokens::Keys(Authenticator::open(jwks, expected)?))
+        }
+    }
 }
 
 fn spawn_expiry(metrics: Metrics) {

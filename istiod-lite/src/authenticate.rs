@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!  bearer token ─► keys (JWKS): signature ─► claims: issuer, audience, time, pod ─► Caller
+//!           or ─► review: the API server's word ───────────────────────────────────────┘
 //!  Caller + requested identity + pods ─► node: may it? ─► yes, or a Refusal
 //! ```
 //!
@@ -14,12 +15,14 @@ pub mod claims;
 pub mod fuzzing;
 pub mod keys;
 pub mod node;
+pub mod review;
 
 use std::path::Path;
 use std::time::SystemTime;
 
 use claims::{ClaimsError, Expected};
 use keys::{KeysError, TokenKeys};
+use review::{ReviewError, Reviewer};
 
 pub use node::{
     NodeAccount, NodeAccountError, NodeAuthorizer, PodFacts, PodLife, PodLookup, Refusal,
@@ -27,6 +30,8 @@ pub use node::{
 
 /// What clients are told when their token or their wish is refused.
 pub const OPAQUE_REFUSAL: &str = "authentication failure";
+/// What they are told when nobody can say whose token it is.
+pub const REVIEW_OUTAGE: &str = "tokens can't be reviewed now";
 
 /// A pod that proved itself by its service-account token.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,9 +68,41 @@ pub enum AuthenticationError {
     Keys(#[from] KeysError),
     #[error("token: {0}")]
     Claims(#[from] ClaimsError),
+    #[error("token: {0}")]
+    Review(#[from] ReviewError),
 }
 
-/// Verifies service-account tokens.
+impl AuthenticationError {
+    /// Whether it is not the token's fault: another time it may be accepted.
+    pub fn is_outage(&self) -> bool {
+        matches!(self, Self::Review(ReviewError::Request(_)))
+    }
+}
+
+/// Who knows service-account tokens.
+#[derive(Debug)]
+pub enum Tokens {
+    /// A set of keys, which we read.
+    Keys(Authenticator),
+    /// The cluster's API server.
+    Server(Reviewer),
+}
+
+impl Tokens {
+    /// Who the bearer of this token is.
+    pub async fn caller(
+        &self,
+        token: &str,
+        now: SystemTime,
+    ) -> Result<Caller, AuthenticationError> {
+        match self {
+            Self::Keys(keys) => keys.authenticate(token, now),
+            Self::Server(reviewer) => Ok(reviewer.authenticate(token).await?),
+        }
+    }
+}
+
+/// Verifies service-account tokens by a set of keys.
 #[derive(Debug)]
 pub struct Authenticator {
     keys: TokenKeys,

@@ -15,7 +15,7 @@ use spiffe::{SpiffeError, SpiffeId};
 use tonic::{Request, Response, Status, metadata::MetadataMap};
 
 use crate::{
-    authenticate::{AuthenticationError, Authenticator, Caller, OPAQUE_REFUSAL, Refusal},
+    authenticate::{AuthenticationError, Caller, OPAQUE_REFUSAL, REVIEW_OUTAGE, Refusal, Tokens},
     authority::Asked,
     bearer,
     ca::SignError,
@@ -31,8 +31,8 @@ const CLUSTER_ID: &str = "clusterid";
 pub struct Certificates {
     /// Signs, and knows what callers may have.
     pub asked: Asked,
-    /// Knows callers.
-    pub authenticator: Arc<Authenticator>,
+    /// Know callers.
+    pub tokens: Arc<Tokens>,
     /// This cluster.
     pub cluster_id: Arc<str>,
 }
@@ -80,6 +80,7 @@ impl Denied {
             Self::Sign { error, .. } => {
                 Status::new(error.code(), "the certificate can't be signed")
             }
+            Self::Token(error) if error.is_outage() => Status::unavailable(REVIEW_OUTAGE),
             Self::NoToken
             | Self::Token(_)
             | Self::Cluster(_)
@@ -93,6 +94,7 @@ impl Denied {
     fn label(&self) -> &'static str {
         match self {
             Self::NoToken => "no_token",
+            Self::Token(error) if error.is_outage() => "token_review",
             Self::Token(_) => "token",
             Self::Cluster(_) | Self::NoCluster => "cluster",
             Self::Identity { .. } => "identity",
@@ -127,7 +129,7 @@ impl IstioCertificateService for Certificates {
     ) -> Result<Response<IstioCertificateResponse>, Status> {
         metrics::counter!("citadel_server_csr_count_total").increment(1);
         let (metadata, _, request) = request.into_parts();
-        match self.certify(&metadata, &request) {
+        match self.certify(&metadata, &request).await {
             Ok(cert_chain) => {
                 metrics::counter!("citadel_server_success_cert_issuance_count_total").increment(1);
                 Ok(Response::new(IstioCertificateResponse { cert_chain }))
@@ -143,14 +145,14 @@ impl IstioCertificateService for Certificates {
 }
 
 impl Certificates {
-    fn certify(
+    async fn certify(
         &self,
         metadata: &MetadataMap,
         request: &IstioCertificateRequest,
     ) -> Result<Vec<String>, Denied> {
         let now = SystemTime::now();
         let token = bearer::token(metadata).ok_or(Denied::NoToken)?;
-        let caller = self.authenticator.authenticate(token, now)?;
+        let caller = self.tokens.caller(token, now).await?;
         let cluster = self.named_cluster(metadata)?;
         let identity = match impersonated(request) {
             Some(text) => {

@@ -23,9 +23,13 @@ pub type Environment = BTreeMap<String, String>;
 #[derive(Debug, Clone, Default, Parser)]
 #[command(name = "istiod-lite", version, about = "The control plane of the mesh", long_about = None)]
 pub struct Arguments {
-    /// Where the cluster's objects come from: `dir:PATH`, a directory of manifests [SOURCE]
+    /// Where the cluster's objects come from: `kubernetes`, its API server, or `dir:PATH`, a directory of manifests
+    /// [SOURCE; kubernetes]
     #[arg(long)]
     source: Option<String>,
+    /// File that says how to reach the API server; without one, as the pod's own service account [KUBECONFIG]
+    #[arg(long)]
+    kubeconfig: Option<String>,
     /// Address of the xDS and CA server [LISTEN_ADDRESS; 0.0.0.0:15012]
     #[arg(long)]
     listen: Option<String>,
@@ -35,10 +39,10 @@ pub struct Arguments {
     /// Directory of a plugged-in authority: ca-cert.pem, ca-key.pem, root-cert.pem, cert-chain.pem [CACERTS_DIR]
     #[arg(long)]
     cacerts: Option<String>,
-    /// File of the keys that sign service-account tokens (JWKS) [JWKS_PATH]
+    /// File of the keys that sign service-account tokens (JWKS) [JWKS_PATH; the API server reviews tokens]
     #[arg(long)]
     jwks: Option<String>,
-    /// Issuer of those tokens [TOKEN_ISSUER]
+    /// Issuer of the tokens that these keys sign [TOKEN_ISSUER]
     #[arg(long)]
     issuer: Option<String>,
     /// Audience that tokens must be for [TOKEN_AUDIENCES; istio-ca]
@@ -87,8 +91,8 @@ pub struct Arguments {
 /// What the program needs.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The directory of manifests.
-    pub source: PathBuf,
+    /// Where the cluster's objects come from.
+    pub source: SourceConfig,
     /// Where clients connect.
     pub listen: SocketAddr,
     /// Where operators look.
@@ -101,6 +105,15 @@ pub struct Config {
     pub tokens: TokenConfig,
     /// How the process logs.
     pub log: LogConfig,
+}
+
+/// Where the cluster's objects come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SourceConfig {
+    /// A directory of manifests.
+    Directory(PathBuf),
+    /// An API server, reached as this kubeconfig says or as the pod's own service account.
+    Kubernetes(Option<PathBuf>),
 }
 
 /// The certificate authority.
@@ -119,14 +132,26 @@ pub struct AuthorityConfig {
 /// How callers prove who they are.
 #[derive(Debug, Clone)]
 pub struct TokenConfig {
-    /// The keys that sign tokens.
-    pub jwks: PathBuf,
-    /// Who issues them.
-    pub issuer: String,
+    /// Who knows tokens.
+    pub authority: TokenAuthority,
     /// Whom they must be for.
     pub audiences: Vec<String>,
     /// Accounts that may ask for the identities of their node's pods.
     pub node_accounts: Vec<NodeAccount>,
+}
+
+/// Who knows tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TokenAuthority {
+    /// The API server that the cluster's objects come from.
+    Server,
+    /// We, by the keys that sign them.
+    Keys {
+        /// The file of these keys.
+        jwks: PathBuf,
+        /// Who signs.
+        issuer: String,
+    },
 }
 
 /// All that is wrong with the configuration.
@@ -153,7 +178,7 @@ impl Config {
             mistakes: Vec::new(),
         };
         let a = arguments;
-        let source = reader.source(&a.source);
+        let source = reader.source(a);
         let listen = reader.parsed(&a.listen, "listen", "LISTEN_ADDRESS", "0.0.0.0:15012");
         let admin = reader.parsed(&a.admin, "admin", "ADMIN_ADDRESS", "127.0.0.1:8080");
         let root = reader.text(&a.root_namespace, "ROOT_NAMESPACE", "istio-system");
@@ -167,8 +192,7 @@ impl Config {
         let cluster_domain = reader.text(&a.domain, "CLUSTER_DOMAIN", "cluster.local");
         let auto_allocate = reader.auto_allocate(a);
         let state = reader.required(&a.state, "state", "STATE_DIR");
-        let jwks = reader.required(&a.jwks, "jwks", "JWKS_PATH");
-        let issuer = reader.required(&a.issuer, "issuer", "TOKEN_ISSUER");
+        let token_authority = reader.token_authority(a, source.as_ref());
         let audiences = reader.list(&a.audience, "audience", "TOKEN_AUDIENCES", "istio-ca");
         let ztunnel = format!("{root}/ztunnel");
         let node_accounts = reader.parsed_list(
@@ -228,8 +252,7 @@ impl Config {
                 },
             },
             tokens: TokenConfig {
-                jwks: jwks.into(),
-                issuer,
+                authority: token_authority,
                 audiences,
                 node_accounts,
             },
@@ -326,18 +349,30 @@ impl Reader<'_> {
         items
     }
 
-    fn source(&mut self, flag: &Option<String>) -> Option<PathBuf> {
-        let text = self.required(flag, "source", "SOURCE");
-        if text.is_empty() {
-            return None;
+    fn source(&mut self, a: &Arguments) -> Option<SourceConfig> {
+        let text = self.text(&a.source, "SOURCE", "kubernetes");
+        if text == "kubernetes" {
+            let kubeconfig = self.given(&a.kubeconfig, "KUBECONFIG");
+            return Some(SourceConfig::Kubernetes(kubeconfig.map(PathBuf::from)));
         }
         let path = text.strip_prefix("dir:").filter(|path| !path.is_empty());
         if path.is_none() {
             self.mistakes.push(format!(
-                "--source (SOURCE): {text:?} is not of the form dir:PATH"
+                "--source (SOURCE): {text:?} is neither kubernetes nor of the form dir:PATH"
             ));
         }
-        path.map(PathBuf::from)
+        path.map(|path| SourceConfig::Directory(path.into()))
+    }
+
+    fn token_authority(&mut self, a: &Arguments, source: Option<&SourceConfig>) -> TokenAuthority {
+        let keys = self.given(&a.jwks, "JWKS_PATH");
+        if keys.is_none() && matches!(source, Some(SourceConfig::Kubernetes(_))) {
+            return TokenAuthority::Server;
+        }
+        TokenAuthority::Keys {
+            jwks: self.required(&a.jwks, "jwks", "JWKS_PATH").into(),
+            issuer: self.required(&a.issuer, "issuer", "TOKEN_ISSUER"),
+        }
     }
 
     fn parsed_list<T>(
@@ -467,8 +502,35 @@ mod tests {
     fn a_flag_wins_over_its_variable() {
         let config =
             read(&["--source", "dir:/other", "--trust-domain", "td"], &LEAST).expect("valid");
-        assert_eq!(config.source, PathBuf::from("/other"));
+        assert_eq!(config.source, SourceConfig::Directory("/other".into()));
         assert_eq!(config.mesh.trust_domain.as_str(), "td");
+    }
+
+    #[test]
+    fn without_a_directory_the_cluster_is_followed() {
+        let source = |arguments: &[&str]| {
+            let least =
+                LEAST.map(|(name, value)| (name, if name == "SOURCE" { "" } else { value }));
+            read(arguments, &least).expect("valid").source
+        };
+        assert_eq!(source(&[]), SourceConfig::Kubernetes(None));
+        let file = SourceConfig::Kubernetes(Some("/k".into()));
+        assert_eq!(source(&["--source=kubernetes", "--kubeconfig=/k"]), file);
+    }
+
+    #[test]
+    fn the_api_server_reviews_tokens_unless_keys_are_named() {
+        let authority = |arguments: &[&str]| {
+            let config = read(arguments, &[("STATE_DIR", "/s")]).expect("valid");
+            config.tokens.authority
+        };
+        assert_eq!(authority(&[]), TokenAuthority::Server);
+        let keys = TokenAuthority::Keys {
+            jwks: "/j".into(),
+            issuer: "i".into(),
+        };
+        assert_eq!(authority(&["--jwks=/j", "--issuer=i"]), keys);
+        assert!(read(&["--jwks=/j"], &[("STATE_DIR", "/s")]).is_err());
     }
 
     #[test]

@@ -33,7 +33,9 @@ pub mod controller;
 pub mod serving;
 
 pub mod authority;
+pub mod root_configmaps;
 
 pub mod admin;
 pub mod app;
 pub mod config;
+pub mod source;

@@ -36,7 +36,7 @@ use self::{
     session::{Heard, Push, Session},
 };
 use crate::{
-    authenticate::{Authenticator, Caller, OPAQUE_REFUSAL},
+    authenticate::{Caller, OPAQUE_REFUSAL, REVIEW_OUTAGE, Tokens},
     bearer,
     catalogue::{Catalogue, ResourceType},
 };
@@ -58,23 +58,19 @@ const BUDGET_HOLD: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone)]
 pub struct Discovery {
     catalogue: Arc<Catalogue>,
-    authenticator: Arc<Authenticator>,
+    tokens: Arc<Tokens>,
     connections: Arc<Connections>,
     budget: Arc<Semaphore>,
     drain: DrainSignal,
 }
 
 impl Discovery {
-    /// Serves what the catalogue holds to those whom the authenticator knows.
-    pub fn new(
-        catalogue: Arc<Catalogue>,
-        authenticator: Arc<Authenticator>,
-        drain: DrainSignal,
-    ) -> Self {
+    /// Serves what the catalogue holds to those whose tokens are known.
+    pub fn new(catalogue: Arc<Catalogue>, tokens: Arc<Tokens>, drain: DrainSignal) -> Self {
         let budget = Semaphore::new(usize::try_from(BUDGET_KIB).unwrap_or(usize::MAX));
         Self {
             catalogue,
-            authenticator,
+            tokens,
             connections: Arc::default(),
             budget: Arc::new(budget),
             drain,
@@ -99,7 +95,9 @@ impl AggregatedDiscoveryService for Discovery {
         &self,
         request: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<Responses>, Status> {
-        let caller = self.caller(&request)?;
+        let caller = self
+            .caller(bearer::token(request.metadata()).map(str::to_owned))
+            .await?;
         let peer = request.extensions().get().copied();
         let (responses, queue) = mpsc::channel(QUEUE);
         let stream = ClientStream {
@@ -123,18 +121,24 @@ impl AggregatedDiscoveryService for Discovery {
 }
 
 impl Discovery {
-    fn caller<T>(&self, request: &Request<T>) -> Result<Caller, Status> {
-        let token = bearer::token(request.metadata()).ok_or_else(|| {
-            metrics::counter!("culvert_xds_refused_total", "reason" => "no_token").increment(1);
+    async fn caller(&self, token: Option<String>) -> Result<Caller, Status> {
+        let refused = |reason: &'static str| {
+            metrics::counter!("culvert_xds_refused_total", "reason" => reason).increment(1);
+        };
+        let token = token.ok_or_else(|| {
+            refused("no_token");
             Status::unauthenticated(OPAQUE_REFUSAL)
         })?;
-        self.authenticator
-            .authenticate(token, SystemTime::now())
-            .map_err(|error| {
-                metrics::counter!("culvert_xds_refused_total", "reason" => "token").increment(1);
-                tracing::warn!(%error, "discovery client refused");
-                Status::unauthenticated(OPAQUE_REFUSAL)
-            })
+        let known = self.tokens.caller(&token, SystemTime::now()).await;
+        known.map_err(|error| {
+            tracing::warn!(%error, "discovery client refused");
+            if error.is_outage() {
+                refused("token_review");
+                return Status::unavailable(REVIEW_OUTAGE);
+            }
+            refused("token");
+            Status::unauthenticated(OPAQUE_REFUSAL)
+        })
     }
 }
 
