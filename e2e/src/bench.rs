@@ -7,7 +7,6 @@ pub mod instructions;
 pub mod store;
 
 mod files;
-mod process;
 
 use anyhow::Result;
 use clap::Subcommand;

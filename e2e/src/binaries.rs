@@ -20,6 +20,15 @@ const WORKSPACE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
 /// Builds the programs and says where they lie. `executable` is the `e2e` program; progress goes to standard error.
 pub fn build(environment: &Environment, executable: &Path) -> Result<PathBuf> {
+    build_only(&PROGRAMS, environment, executable)
+}
+
+/// The same, of some of them.
+pub fn build_only(
+    programs: &[&str],
+    environment: &Environment,
+    executable: &Path,
+) -> Result<PathBuf> {
     let folder = executable.parent().context("the folder of this program")?;
     let workspace = Path::new(WORKSPACE);
     ensure!(
@@ -37,7 +46,7 @@ pub fn build(environment: &Environment, executable: &Path) -> Result<PathBuf> {
         .arg(target)
         .stdin(Stdio::null());
     // By `--bin` and not by `--package`, features stay those of the whole workspace and nothing is built twice.
-    for program in PROGRAMS {
+    for program in programs {
         command.args(["--bin", program]);
     }
     let profile = folder

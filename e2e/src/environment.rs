@@ -63,6 +63,11 @@ impl Environment {
         self.value("ENVOY").map(PathBuf::from)
     }
 
+    /// A folder with kube-apiserver and etcd that is to be used instead of the one that `e2e/kubernetes/build` fills.
+    pub fn kubernetes_assets(&self) -> Option<PathBuf> {
+        self.value("KUBEBUILDER_ASSETS").map(PathBuf::from)
+    }
+
     /// How many pods a test of pods' starts starts; few, unless somebody has the time.
     pub fn pod_starts(&self) -> usize {
         let number = self.value("POD_STARTS").and_then(|text| text.parse().ok());

@@ -16,6 +16,8 @@
 //!   common
 //! - [`hostile`]: peers that mean harm
 //! - [`sniff`], [`wire`]: what the wire carries
+//! - [`kubernetes`]: a real API server, without nodes
+//! - [`plane`]: the control plane by itself, and its clients
 //! - [`bench`]: measurements that can be repeated
 //! - [`access_log`], [`telemetry`]: what the proxies say they did
 //! - [`manifests`], [`topology`], [`state`], [`tokens`], [`network`], [`namespaces`], [`launch`], [`lifeline`]: what all that stands on
@@ -30,6 +32,7 @@ pub mod environment;
 pub mod gateway;
 pub mod handle;
 pub mod hostile;
+pub mod kubernetes;
 pub mod lab;
 pub mod launch;
 pub mod lifeline;
@@ -41,6 +44,7 @@ pub mod namespaces;
 pub mod native;
 pub mod network;
 pub mod peers;
+pub mod plane;
 pub mod sniff;
 pub mod state;
 pub mod status;

@@ -8,8 +8,6 @@
 //!                                   all come back, listing what they hold ─► nothing is sent again
 //! ```
 
-mod client;
-
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -18,11 +16,11 @@ use clap::Args;
 use serde::Serialize;
 use tokio::task::JoinSet;
 
-use self::client::{Client, Clients, Held};
 use super::files::{Files, Layout, Size};
-use super::process::ControlPlane;
 use crate::binaries;
 use crate::environment::Environment;
+use crate::plane::client::{Client, Clients, Held};
+use crate::plane::{ControlPlane, Source};
 
 /// A change of one pod has to be at the last client within this.
 const MOST_PUSH: Duration = Duration::from_millis(100);
@@ -115,7 +113,12 @@ pub fn run(plan: &Plan, environment: &Environment) -> Result<bool> {
 async fn measure(programs: &std::path::Path, pods: usize, clients: usize) -> Result<Row> {
     let apart = Files::write(size(pods), Layout::FileEach)?;
     let started = Instant::now();
-    let plane = ControlPlane::start(programs, &apart).await?;
+    let plane = ControlPlane::start(
+        programs,
+        apart.root(),
+        Source::Directory(&apart.manifests()),
+    )
+    .await?;
     let ready = started.elapsed();
     let who = Clients::new(&plane)?;
     let (first, held) = Client::open(&who, 0, &Held::default())
@@ -216,7 +219,12 @@ async fn change(
 
 async fn change_in_one_file(programs: &std::path::Path, pods: usize) -> Result<Duration> {
     let together = Files::write(size(pods), Layout::OneFile)?;
-    let plane = ControlPlane::start(programs, &together).await?;
+    let plane = ControlPlane::start(
+        programs,
+        together.root(),
+        Source::Directory(&together.manifests()),
+    )
+    .await?;
     let who = Clients::new(&plane)?;
     let (client, _) = Client::open(&who, 0, &Held::default())
         .await?

@@ -22,9 +22,9 @@ use tokio::process::{Child, Command};
 
 use super::control_plane::median;
 use super::files::{Files, Layout, Size};
-use super::process::{ControlPlane, free_port, get, memory_kib};
 use crate::binaries;
 use crate::environment::Environment;
+use crate::plane::{self, ControlPlane, free_port, get, memory_kib};
 
 /// Bounds for what comes from the control plane.
 const MOST_READY: Duration = Duration::from_millis(500);
@@ -111,7 +111,12 @@ async fn measure(programs: &Path, plan: &Plan) -> Result<Vec<Row>> {
         services: plan.services.div_ceil(namespaces).max(1),
     };
     let files = Files::write(size, Layout::FileEach)?;
-    let plane = ControlPlane::start(programs, &files).await?;
+    let plane = ControlPlane::start(
+        programs,
+        files.root(),
+        plane::Source::Directory(&files.manifests()),
+    )
+    .await?;
     let folder = tempfile::tempdir().context("a folder for ztunnel")?;
     let put = |name: &str, text: &str| -> Result<PathBuf> {
         let path = folder.path().join(name);

@@ -5,34 +5,43 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use identity::{ControlPlane as Plane, ControlPlaneConfig, RootSource, Secret, TokenSource};
+use identity::{
+    CaClient as _, ControlPlane as Plane, ControlPlaneConfig, CsrRequest, IstioCa, RootSource,
+    Secret, TokenSource,
+};
 use proto::ads::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use proto::ads::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Node};
 use proto::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL};
+use spiffe::SpiffeId;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use crate::bench::process::ControlPlane;
+use super::ControlPlane;
+use crate::peers::signing_request;
 
 const PATIENCE: Duration = Duration::from_secs(300);
 const LARGEST: usize = 200 << 20;
 
 /// Name to version.
-pub(super) type Held = BTreeMap<String, String>;
+pub type Held = BTreeMap<String, String>;
 
 /// What all clients have in common.
 #[derive(Clone)]
-pub(super) struct Clients {
+pub struct Clients {
     plane: Plane,
 }
 
 impl Clients {
-    pub(super) fn new(plane: &ControlPlane) -> Result<Self> {
+    pub fn new(plane: &ControlPlane) -> Result<Self> {
+        Self::with_token(plane, plane.token())
+    }
+
+    pub fn with_token(plane: &ControlPlane, token: &str) -> Result<Self> {
         let config = ControlPlaneConfig {
             address: format!("https://{}", plane.address()),
             root: RootSource::File(plane.roots()),
-            token: TokenSource::Literal(Secret::from(plane.token().to_owned())),
+            token: TokenSource::Literal(Secret::from(token.to_owned())),
             cluster_id: "Kubernetes".to_owned(),
             alt_hostname: None,
             headers: Vec::new(),
@@ -43,14 +52,28 @@ impl Clients {
     }
 }
 
-pub(super) struct Client {
+impl Clients {
+    /// Asks for a certificate of this identity, as a node's proxy does. The chain as PEM, from the leaf up.
+    pub async fn certify(&self, identity: &SpiffeId) -> Result<Vec<String>> {
+        let (csr_pem, _key) = signing_request(identity)?;
+        let request = CsrRequest {
+            csr_pem,
+            identity: identity.clone(),
+            ttl: Duration::from_secs(600),
+        };
+        let signing = IstioCa::new(self.plane.clone()).sign(request).await;
+        signing.context("no certificate")
+    }
+}
+
+pub struct Client {
     requests: mpsc::Sender<DeltaDiscoveryRequest>,
     responses: Streaming<DeltaDiscoveryResponse>,
 }
 
 impl Client {
     /// Subscribes to everything, as a ztunnel does that holds this already.
-    pub(super) async fn open(clients: &Clients, number: usize, held: &Held) -> Result<Self> {
+    pub async fn open(clients: &Clients, number: usize, held: &Held) -> Result<Self> {
         let channel = clients.plane.channel().await?;
         let (requests, queue) = mpsc::channel(16);
         for type_url in [ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL] {
@@ -80,7 +103,7 @@ impl Client {
     }
 
     /// The first answer about workloads and services: what it sends, by name and version.
-    pub(super) async fn complete(mut self) -> Result<(Self, Held)> {
+    pub async fn complete(mut self) -> Result<(Self, Held)> {
         let response = self.next_addresses().await?;
         let resources = response.resources.into_iter();
         let sent = resources
@@ -90,12 +113,13 @@ impl Client {
     }
 
     /// The next push about workloads and services, and how many resources it holds.
-    pub(super) async fn next_push(mut self) -> Result<(Self, usize)> {
+    pub async fn next_push(mut self) -> Result<(Self, usize)> {
         let response = self.next_addresses().await?;
         Ok((self, response.resources.len()))
     }
 
-    async fn next_addresses(&mut self) -> Result<DeltaDiscoveryResponse> {
+    /// The next answer about workloads and services, accepted.
+    pub async fn next_addresses(&mut self) -> Result<DeltaDiscoveryResponse> {
         loop {
             let message = tokio::time::timeout(PATIENCE, self.responses.message()).await;
             let Some(response) = message.context("no answer in time")?? else {

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A real kube-apiserver with its etcd, of this machine's own making: no node, no container, and no controller, so that
+//! nothing is there but what a test puts there.
+//!
+//! ```text
+//!  e2e/kubernetes/build ─► target/kubernetes/{etcd,kube-apiserver,…}
+//!  test ── Cluster::start ─► etcd ◄── kube-apiserver ◄══ Gate (cut, slow) ══ kubeconfig ◄── istiod-lite
+//!    └──── Cluster::put, merge, delete ────┘
+//! ```
+
+mod assets;
+mod certificates;
+mod cluster;
+mod gate;
+mod server;
+
+pub use assets::assets;
+pub use cluster::{Cluster, definition, path};
+pub use gate::Gate;

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What an API server and its administrator need to trust each other, as files.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    PKCS_ECDSA_P256_SHA256,
+};
+use serde_json::json;
+
+/// Writes ca.crt, server.{crt,key}, admin.{crt,key}, and accounts.{key,pub}, by which service accounts' tokens are
+/// signed.
+pub(super) fn write(folder: &Path) -> Result<()> {
+    let key = key()?;
+    let mut ca = CertificateParams::new(Vec::new())?;
+    ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    ca.distinguished_name
+        .push(DnType::CommonName, "test cluster");
+    save(folder, "ca.crt", &ca.self_signed(&key)?.pem())?;
+    let issuer = Issuer::new(ca, key);
+
+    let names = ["127.0.0.1", "localhost", "kubernetes.default.svc"];
+    let mut server = CertificateParams::new(names.map(str::to_owned))?;
+    server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    sign(folder, "server", &server, &issuer)?;
+
+    let mut admin = CertificateParams::new(Vec::new())?;
+    admin.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    admin.distinguished_name.push(DnType::CommonName, "admin");
+    // Whoever is of this group may do anything, without any role.
+    admin
+        .distinguished_name
+        .push(DnType::OrganizationName, "system:masters");
+    sign(folder, "admin", &admin, &issuer)?;
+    let accounts = self::key()?;
+    save(folder, "accounts.key", &accounts.serialize_pem())?;
+    save(folder, "accounts.pub", &accounts.public_key_pem())
+}
+
+/// The administrator's way in, as a file.
+pub(super) fn kubeconfig(folder: &Path, server: &str) -> serde_json::Value {
+    let file = |name: &str| folder.join(name).display().to_string();
+    json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "test",
+        "clusters": [{"name": "test", "cluster": {"server": server, "certificate-authority": file("ca.crt")}}],
+        "users": [{"name": "admin", "user": {
+            "client-certificate": file("admin.crt"), "client-key": file("admin.key"),
+        }}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
+    })
+}
+
+fn key() -> Result<KeyPair> {
+    KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).context("cannot make a key")
+}
+
+fn sign(
+    folder: &Path,
+    name: &str,
+    parameters: &CertificateParams,
+    issuer: &Issuer<'_, KeyPair>,
+) -> Result<()> {
+    let key = key()?;
+    let certificate = parameters.signed_by(&key, issuer)?;
+    save(folder, &format!("{name}.crt"), &certificate.pem())?;
+    save(folder, &format!("{name}.key"), &key.serialize_pem())
+}
+
+fn save(folder: &Path, name: &str, text: &str) -> Result<()> {
+    let path = folder.join(name);
+    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The processes: etcd and kube-apiserver, on ports of the loopback that nobody else has.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use tokio::process::{Child, Command};
+
+use super::certificates;
+use crate::plane::{free_port, get};
+
+/// Two processors that others use as well make half a minute of a few seconds.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Who issues tokens here.
+const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
+
+/// Killed when it is dropped.
+pub(super) struct Server {
+    programs: PathBuf,
+    folder: PathBuf,
+    etcd: SocketAddr,
+    pub(super) address: SocketAddr,
+    _store: Child,
+    api: Child,
+}
+
+impl Server {
+    /// Starts both; the API server may not be ready yet.
+    pub(super) async fn start(programs: &Path, folder: &Path) -> Result<Self> {
+        certificates::write(folder)?;
+        let (etcd, peers, address) = (free_port()?, free_port()?, free_port()?);
+        let mut store = Command::new(programs.join("etcd"));
+        store
+            .arg(format!("--data-dir={}", folder.join("etcd").display()))
+            .arg(format!("--listen-client-urls=http://{etcd}"))
+            .arg(format!("--advertise-client-urls=http://{etcd}"))
+            .arg(format!("--listen-peer-urls=http://{peers}"))
+            .args(["--unsafe-no-fsync", "--log-level=warn"]);
+        let mut store = spawn(store, &folder.join("etcd.log"))?;
+        let deadline = Instant::now() + PATIENCE;
+        while !get(etcd, "/health")
+            .await
+            .is_ok_and(|answer| answer.contains("200 OK"))
+        {
+            alive(&mut store, "etcd", &folder.join("etcd.log"))?;
+            ensure!(
+                Instant::now() < deadline,
+                "etcd is not ready after {PATIENCE:?}"
+            );
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let api = serve(programs, folder, etcd, address)?;
+        Ok(Self {
+            programs: programs.to_owned(),
+            folder: folder.to_owned(),
+            etcd,
+            address,
+            _store: store,
+            api,
+        })
+    }
+
+    /// An error as soon as the API server has ended.
+    pub(super) fn alive(&mut self) -> Result<()> {
+        alive(
+            &mut self.api,
+            "kube-apiserver",
+            &self.folder.join("kube-apiserver.log"),
+        )
+    }
+
+    /// Takes the API server away, as its machine would.
+    pub(super) async fn kill(&mut self) -> Result<()> {
+        self.api.kill().await.context("cannot kill kube-apiserver")
+    }
+
+    /// Gives it back, on the same port and with all that is stored.
+    pub(super) fn restart(&mut self) -> Result<()> {
+        self.api = serve(&self.programs, &self.folder, self.etcd, self.address)?;
+        Ok(())
+    }
+
+    /// Has the store forget everything before this version.
+    pub(super) async fn compact(&self, version: &str) -> Result<()> {
+        let body = format!(r#"{{"revision": "{version}", "physical": true}}"#);
+        let answer = crate::plane::post(self.etcd, "/v3/kv/compaction", &body).await?;
+        ensure!(answer.contains("200 OK"), "etcd did not compact: {answer}");
+        Ok(())
+    }
+}
+
+fn serve(programs: &Path, folder: &Path, etcd: SocketAddr, address: SocketAddr) -> Result<Child> {
+    let file = |flag: &str, name: &str| format!("--{flag}={}", folder.join(name).display());
+    let mut api = Command::new(programs.join("kube-apiserver"));
+    api.arg(format!("--etcd-servers=http://{etcd}"))
+        .arg(format!("--secure-port={}", address.port()))
+        .args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"])
+        .args([
+            file("cert-dir", ""),
+            file("tls-cert-file", "server.crt"),
+            file("tls-private-key-file", "server.key"),
+            file("client-ca-file", "ca.crt"),
+            file("service-account-key-file", "accounts.pub"),
+            file("service-account-signing-key-file", "accounts.key"),
+        ])
+        .arg(format!("--service-account-issuer={ISSUER}"))
+        .args([
+            "--authorization-mode=RBAC",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            "--endpoint-reconciler-type=none",
+            "--allow-privileged=true",
+            "--profiling=false",
+            // Nobody makes the account `default` here, which this would add to every pod.
+            "--disable-admission-plugins=ServiceAccount",
+        ]);
+    spawn(api, &folder.join("kube-apiserver.log"))
+}
+
+fn spawn(mut command: Command, log: &Path) -> Result<Child> {
+    let program = command.as_std().get_program().to_owned();
+    let log = std::fs::File::options()
+        .create(true)
+        .append(true)
+        .open(log)?;
+    command
+        .stdin(std::process::Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .kill_on_drop(true)
+        .spawn()
+        .with_context(|| format!("cannot run {}", program.display()))
+}
+
+fn alive(process: &mut Child, name: &str, log: &Path) -> Result<()> {
+    let Some(status) = process.try_wait()? else {
+        return Ok(());
+    };
+    let log = std::fs::read_to_string(log).unwrap_or_default();
+    let from = log.len().saturating_sub(4000);
+    let last = log.get(from..).unwrap_or(&log);
+    bail!("{name} ended ({status}): {last}")
+}

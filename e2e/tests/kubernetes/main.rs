@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A real kube-apiserver drives the control plane: what is applied is served, and what becomes of it when the server is
+//! lost, slow or forgetful, or when its objects are none.
+
+mod certificates;
+mod conditions;
+mod ground;
+mod kinds;
+mod objects;
+mod outages;
