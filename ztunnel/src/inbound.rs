@@ -160,11 +160,12 @@ impl hbone::Handler for Streams {
         drop(self.half_open.lock().take());
     }
 
-    async fn connect(self: Arc<Self>, incoming: Incoming) {
+    // Not an async function, and the request boxed: it would be kept three times over, for as long as the stream lives.
+    fn connect(self: Arc<Self>, incoming: Incoming) -> impl Future<Output = ()> + Send + 'static {
         let trace = incoming.request.traceparent.map(|parent| parent.trace());
         let trace = trace.unwrap_or_else(rand::random);
         let span = debug_span!("inbound", id = format_args!("{trace:032x}"), peer = %incoming.peer);
-        self.carry(incoming).instrument(span).await;
+        self.carry(Box::new(incoming)).instrument(span)
     }
 
     fn malformed(&self, peer: &SpiffeId, error: MalformedRequest) {
@@ -175,18 +176,16 @@ impl hbone::Handler for Streams {
 }
 
 impl Streams {
-    async fn carry(self: Arc<Self>, mut incoming: Incoming) {
+    async fn carry(self: Arc<Self>, mut incoming: Box<Incoming>) {
         let pod = &self.arrivals.pod;
         // A cut tunnel ends its streams' tasks a moment later; the pod waits for their records.
         let _open = pod.hold();
-        let permitted = self
-            .arrivals
-            .permit(&incoming.request, &incoming.peer)
-            .await;
-        let arrived = match permitted {
-            Ok(permitted) => permitted.connect(pod, incoming.abandoned()).await,
-            Err(status) => Err(status),
-        };
+        // Boxed: large, and over soon, while what follows lives for days.
+        let arrived = Box::pin(async {
+            let permitted = self.arrivals.permit(&incoming.request, &incoming.peer);
+            permitted.await?.connect(pod, incoming.abandoned()).await
+        });
+        let arrived = arrived.await;
         let Arrived {
             application,
             workload,

@@ -238,7 +238,8 @@ async fn carry(caller: &Caller<'_>, client: Client, hop: Hop) {
     }
     let tracked = pod.connections.track(caller.worker, None, hop.view(caller));
     let attempts = Attempts::new(caller, reached);
-    let (record, connected) = attempts.connect(hop, &tracked).await;
+    // Boxed: large, and over soon, while what follows lives for days.
+    let (record, connected) = Box::pin(attempts.connect(hop, &tracked)).await;
     let Connected { upstream, using } = match connected {
         Ok(connected) => connected,
         Err(failure) => {
@@ -253,12 +254,13 @@ async fn carry(caller: &Caller<'_>, client: Client, hop: Hop) {
     };
     let (meter, stop) = (record.meter(), tracked.stop());
     let result = match upstream {
+        // Those that take no tunnel are boxed, so that they make no other one larger.
         Upstream::Plain(upstream) => {
-            let outcome = hbone::relay_tcp(client, upstream, meter, stop).await;
+            let outcome = Box::pin(hbone::relay_tcp(client, upstream, meter, stop)).await;
             result_of(outcome.end)
         }
         Upstream::Tunnel(stream) => result_of(stream.relay(client, meter, stop).await.end),
-        Upstream::SameNode(local) => local.relay(client, meter, stop).await,
+        Upstream::SameNode(local) => Box::pin(local.relay(client, meter, stop)).await,
     };
     drop(using);
     pod.habits.learn(caller.original, meter);

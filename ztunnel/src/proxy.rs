@@ -427,9 +427,12 @@ impl PodProxy {
         let served = async {
             match taken {
                 Taken::Outbound(to) => outbound::serve(self, worker, socket, peer, to).await,
-                Taken::Hbone => inbound::serve(self, worker, socket, peer, half_open).await,
                 Taken::Plaintext(to) => passthrough::serve(self, worker, socket, peer, to).await,
-                Taken::Socks5 => socks5::serve(self, worker, socket, peer).await,
+                // Boxed: few and large, they would make the others as large.
+                Taken::Hbone => {
+                    Box::pin(inbound::serve(self, worker, socket, peer, half_open)).await
+                }
+                Taken::Socks5 => Box::pin(socks5::serve(self, worker, socket, peer)).await,
             }
         };
         tokio::select! {

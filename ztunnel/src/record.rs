@@ -107,7 +107,9 @@ impl Count for Total {
 /// An open connection's record. Dropping it without a result closes it as drained.
 pub struct Record {
     recorder: Arc<Recorder>,
-    opening: Opening,
+    source: SocketAddr,
+    destination: SocketAddr,
+    authority: Option<Arc<str>>,
     labels: Arc<Labels>,
     counters: Arc<Counters>,
     meter: Arc<Meter>,
@@ -170,7 +172,9 @@ impl Recorder {
             attempts: 1,
             labels,
             counters,
-            opening,
+            source: opening.source,
+            destination: opening.destination,
+            authority: opening.authority,
             opened_at: Instant::now(),
             closed: Closed::No,
         };
@@ -281,7 +285,9 @@ impl Record {
             counters.opened.increment(1);
         }
         self.meter = counters.meter(labels.reporter);
-        (self.labels, self.counters, self.opening) = (labels, counters, opening);
+        (self.labels, self.counters) = (labels, counters);
+        (self.source, self.destination) = (opening.source, opening.destination);
+        self.authority = opening.authority;
         self.log_opened();
     }
 
@@ -317,8 +323,7 @@ impl Record {
         if let Err(failure) = result
             && flag != Flag::None
         {
-            let (source, destination) = (self.opening.source, self.opening.destination);
-            recorder.list(&self.labels, source, destination, failure);
+            recorder.list(&self.labels, self.source, self.destination, failure);
         }
         self.log_complete(result.as_ref().err());
     }

@@ -70,9 +70,9 @@ impl Record {
     fn ends(&self) -> Ends<'_> {
         Ends {
             labels: &self.labels,
-            source: self.opening.source,
-            destination: self.opening.destination,
-            authority: self.opening.authority.as_deref(),
+            source: self.source,
+            destination: self.destination,
+            authority: self.authority.as_deref(),
         }
     }
 

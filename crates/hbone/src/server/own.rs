@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::task::Poll;
 
-use http::{Request, StatusCode};
+use http::StatusCode;
 use identity::{BoxFuture, tls};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
@@ -52,13 +52,22 @@ pub(super) async fn serve<H: Handler>(
         });
         match next.await {
             Next::Stream(slot, request) => {
-                let stream = OwnStream::new(link.clone(), slot, TunnelEnd::Server);
-                tasks.spawn(serve_stream(
-                    peer.clone(),
-                    request,
-                    stream,
-                    Arc::clone(&handler),
-                ));
+                let mut stream = OwnStream::new(link.clone(), slot, TunnelEnd::Server);
+                match ConnectRequest::from_http(&request) {
+                    Ok(request) => {
+                        let incoming = Incoming {
+                            peer: peer.identity.clone(),
+                            peer_address: peer.address,
+                            request,
+                            answer: Answer::Own(stream),
+                        };
+                        tasks.spawn(Arc::clone(&handler).connect(incoming));
+                    }
+                    Err(error) => {
+                        let _gone = stream.respond(&wire::refused(StatusCode::BAD_REQUEST));
+                        handler.malformed(&peer.identity, error);
+                    }
+                }
             }
             Next::Ended(result) => break result,
         }
@@ -69,27 +78,4 @@ pub(super) async fn serve<H: Handler>(
         report(ended);
     }
     outcome.map_err(ServeError::from)
-}
-
-async fn serve_stream<H: Handler>(
-    peer: Peer,
-    request: Box<Request<()>>,
-    mut stream: OwnStream,
-    handler: Arc<H>,
-) {
-    match ConnectRequest::from_http(&request) {
-        Ok(request) => {
-            let incoming = Incoming {
-                peer: peer.identity,
-                peer_address: peer.address,
-                request,
-                answer: Answer::Own(stream),
-            };
-            handler.connect(incoming).await;
-        }
-        Err(error) => {
-            let _gone = stream.respond(&wire::refused(StatusCode::BAD_REQUEST));
-            handler.malformed(&peer.identity, error);
-        }
-    }
 }
