@@ -86,8 +86,8 @@ async fn a_slow_server_is_followed_at_its_pace() -> Result<()> {
     let (_client, held) = ground.addresses().await?;
     let known = held.keys().filter(|name| name.contains("//Pod/shop/web-"));
     assert_eq!(known.count(), pods.len());
-    ground.cluster.delete(&pods[0]).await?;
-    ground.served(&workload("web-1"), false).await?;
+    ground.cluster.delete(&pods[99]).await?;
+    ground.served(&workload("web-100"), false).await?;
     ground.cluster.put(&pod("late", "10.1.1.1")).await?;
     ground.served(&workload("late"), true).await
 }
