@@ -120,6 +120,20 @@ spec:
 
 /// Waits until a pod of the namespace is reached by a tunnel.
 fn spoken_to_by_tunnel(lab: &Lab, name: &str) {
+    // Before that its proxy takes the address for nobody's, and passes plain text on.
+    let what = format!("the client's proxy knows that {name} takes tunnels");
+    eventually(&what, Duration::from_secs(30), || {
+        let dump = lab.traffic("node-a", &["get", "127.0.0.1:15000", "/config_dump"])?;
+        let dump: serde_json::Value = serde_json::from_str(&dump.answer.unwrap_or_default())?;
+        let mut workloads = dump["workloads"].as_array().into_iter().flatten();
+        let known = workloads.find(|known| known["name"] == name);
+        ensure!(
+            known.is_some_and(|known| known["protocol"] == "HBONE"),
+            "{known:?}"
+        );
+        Ok(())
+    })
+    .unwrap();
     let what = format!("{name} is spoken to by tunnel");
     eventually(&what, Duration::from_secs(20), || {
         let echo = lab.v4(&format!("shop/{name}"), 9000)?;
