@@ -74,6 +74,11 @@ fn a_flood_of_frames_is_ended_or_borne_and_nobody_else_notices() {
         arguments.extend(more);
         let flooded: Flooded = turn.hostile(Node::A, None, &arguments);
         println!("{kind} {more:?}: {flooded:?}");
+        if kind == "reset" && flooded.ended_after.is_none() {
+            // On a machine too slow for it to be a flood its streams are refused one by one (REFUSED_STREAM).
+            assert_eq!(flooded.heard.reset, Some(7), "{flooded:?}");
+            continue;
+        }
         let after = flooded.ended_after.unwrap_or(Duration::MAX);
         bounded(
             &format!("{kind}: until it was ended"),
@@ -124,7 +129,7 @@ fn a_flood_of_frames_is_ended_or_borne_and_nobody_else_notices() {
         "{:?}",
         verdict.traffic.failures()
     );
-    beside(&verdict, &phases, end);
+    beside(&verdict, &phases, end, Duration::from_millis(500));
     let grown = memory().saturating_sub(memory_before);
     println!("  memory grown by {} KiB", grown >> 10);
     assert!(grown < 64 << 20, "{grown} bytes more than before");

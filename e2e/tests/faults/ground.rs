@@ -178,9 +178,9 @@ pub(crate) const BUSY: Volume = Volume {
 };
 
 /// Holds new connections beside a fault against those of the quiet time before it, the first of the phases: 99 of 100
-/// may take three times as long, which is their share of a processor that as many others are busy on, or half a second,
-/// which a user notices and bears. `phases` are named by when they began.
-pub(crate) fn beside(verdict: &Verdict, phases: &[(&str, u64)], end: u64) {
+/// may take three times as long, which is their share of a processor that as many others are busy on, or as long as a
+/// user bears. `phases` are named by when they began.
+pub(crate) fn beside(verdict: &Verdict, phases: &[(&str, u64)], end: u64, borne: Duration) {
     let ends = phases.iter().skip(1).map(|(_, begun)| *begun).chain([end]);
     for ((name, begun), end) in phases.iter().zip(ends) {
         let visits = verdict.traffic.between(*begun, end).latency(Line::Visit);
@@ -193,7 +193,7 @@ pub(crate) fn beside(verdict: &Verdict, phases: &[(&str, u64)], end: u64) {
         visits.expect("no new connection").p99
     };
     let fault = phases[1].1;
-    let bound = (during(phases[0].1, fault) * 3).max(Duration::from_millis(500));
+    let bound = (during(phases[0].1, fault) * 3).max(borne);
     bounded("  p99 of new connections", during(fault, end), bound);
 }
 

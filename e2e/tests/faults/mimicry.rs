@@ -6,10 +6,13 @@ use std::io::{BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::Duration;
 
+use anyhow::ensure;
+use e2e::handle::eventually;
 use e2e::hostile::forge::{Forger, Validity};
 use e2e::hostile::mimic::{Act, Count, Done};
 use e2e::load::{Line, What, now};
 use e2e::topology::{CONTROL_PLANE_NAME, CONTROL_PLANE_PORT, Node};
+use e2e::trial::Trial;
 use proto::ADDRESS_TYPE_URL;
 use serde::de::DeserializeOwned;
 
@@ -86,6 +89,16 @@ fn line<T: DeserializeOwned>(from: &mut impl std::io::BufRead) -> T {
     serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
 }
 
+/// Waits for a line of the proxy's log, which is written a moment later.
+fn logged(trial: &Trial<'_>, is_it: &dyn Fn(&str) -> bool) {
+    eventually("it is told", Duration::from_secs(5), || {
+        let log = trial.log("ztunnel-b")?;
+        ensure!(log.lines().any(is_it), "no such line");
+        Ok(())
+    })
+    .unwrap();
+}
+
 /// Drive clients away, which come back; a word of what they log.
 const ENDS: [(Act, &str); 3] = [
     (Act::NoMessage, "failed to decode"),
@@ -143,12 +156,9 @@ fn a_control_plane_that_talks_nonsense_is_refused_by_name_and_what_was_believed_
             Duration::from_secs(10),
         );
         assert!(counted("istio_xds_connection_terminations_total", &[]) > ended);
-        let log = trial.log("ztunnel-b").unwrap();
-        let told = |line: &&str| line.contains("xDS stream ended") && line.contains(word);
-        assert!(
-            log.lines().any(|line| told(&line)),
-            "{act}: no word of {word}"
-        );
+        logged(&trial, &|line| {
+            line.contains("xDS stream ended") && line.contains(word)
+        });
     }
     for (act, words) in REFUSED {
         let before = refusals();
@@ -165,13 +175,10 @@ fn a_control_plane_that_talks_nonsense_is_refused_by_name_and_what_was_believed_
             assert!(reason.contains(word), "{act}: no {word} in {reason}");
         }
         assert!(refusals() > before, "{act} is not counted");
-        let log = trial.log("ztunnel-b").unwrap();
-        let told = |line: &str| line.contains("refused") || line.contains("not subscribed");
         let word = words[0].split(": ").next().unwrap();
-        assert!(
-            log.lines().any(|line| told(line) && line.contains(word)),
-            "{act}: no word of {word}"
-        );
+        logged(&trial, &|line| {
+            line.contains(word) && (line.contains("refused") || line.contains("not subscribed"))
+        });
     }
     let many = counted(
         "culvert_xds_resources_refused_total",
