@@ -37,7 +37,9 @@ impl Server {
             .arg(format!("--listen-client-urls=http://{etcd}"))
             .arg(format!("--advertise-client-urls=http://{etcd}"))
             .arg(format!("--listen-peer-urls=http://{peers}"))
-            .args(["--unsafe-no-fsync", "--log-level=warn"]);
+            .arg("--log-level=warn")
+            // Nothing here outlives the test.
+            .env("ETCD_UNSAFE_NO_FSYNC", "true");
         let mut store = spawn(store, &folder.join("etcd.log"))?;
         let deadline = Instant::now() + PATIENCE;
         while !get(etcd, "/health")
