@@ -170,9 +170,14 @@ impl Agent {
 
     fn take_in(&mut self, batch: Batch) {
         self.report(batch.problems);
+        // Of the whole cluster: what other nodes' agents say of their pods lies beside what this one says.
+        let mut pods = BTreeSet::new();
         for event in batch.events {
             match event {
                 Event::Applied(Object::Pod(pod)) => {
+                    if self.started == Started::No {
+                        pods.insert(Object::Pod(pod.clone()).key());
+                    }
                     match cluster_view::pod_on(&pod, &self.parts.node) {
                         Some(pod) => self.parts.state.pod_applied(pod),
                         None => {
@@ -211,11 +216,7 @@ impl Agent {
         }
         if self.started == Started::No {
             self.started = Started::Yes;
-            let state = &self.parts.state;
-            let exists = |key: &ObjectKey| {
-                state.knows(key.namespace.as_deref().unwrap_or_default(), &key.name)
-            };
-            if let Err(error) = self.parts.status.retain(exists) {
+            if let Err(error) = self.parts.status.retain(|key| pods.contains(key)) {
                 warn!(%error, "status of pods that are gone");
             }
         }

@@ -616,6 +616,31 @@ fn an_agent_that_restarts_knows_its_pods_and_disturbs_nothing() {
 }
 
 #[test]
+fn an_agent_that_restarts_takes_back_nothing_that_another_nodes_agent_says() {
+    let mut lab = Lab::new();
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "far", "namespace": "shop", "uid": "u9"},
+        "spec": {"nodeName": "b", "containers": [{"name": "far", "image": "far"}]},
+    });
+    lab.apply("pod-far.json", &pod.to_string());
+    let said = json!({"uid": "u9", "metadata": {"annotations": {"ambient.istio.io/redirection": "enabled"}}});
+    let of = |name: &str| {
+        let folder = lab.manifests().join(".status/Pod/shop").join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        folder.join("redirect.json")
+    };
+    let (far, gone) = (of("far"), of("gone"));
+    std::fs::write(&far, said.to_string()).unwrap();
+    std::fs::write(&gone, said.to_string()).unwrap();
+    lab.kill_agent();
+    lab.start_agent();
+    lab.until("what is said of a pod that is gone is taken back", || {
+        !gone.exists()
+    });
+    assert_eq!(std::fs::read_to_string(&far).unwrap(), said.to_string());
+}
+
+#[test]
 fn drift_is_repaired_and_counted() {
     let lab = Lab::new();
     let _ztunnel = Ztunnel::start(lab.folder.path(), "");

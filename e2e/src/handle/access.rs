@@ -17,6 +17,9 @@ use crate::telemetry::Metrics;
 use crate::topology::{Cluster, Node, PodName};
 use crate::traffic::Report;
 
+/// A daemon's lines gather for 5 ms: what has happened before a log is asked for is to be in it.
+const LOG_DELAY: Duration = Duration::from_millis(20);
+
 /// What a program in the lab printed and how it ended.
 #[derive(Debug, Clone)]
 pub struct Finished {
@@ -219,6 +222,7 @@ impl Access {
     /// The log of a daemon or pod, from the beginning.
     pub fn log(&self, name: &str) -> Result<String> {
         let path = self.log_path(name)?;
+        std::thread::park_timeout(LOG_DELAY);
         let text =
             std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         Ok(String::from_utf8_lossy(&text).into_owned())
