@@ -474,6 +474,14 @@ pub(crate) fn is_reset(socket: &mut TcpStream) -> bool {
         && error.is_some_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset)
 }
 
+/// Whether a connection was made and reset, which its client may hear of before it hears that it was made.
+pub(crate) fn is_refused(connected: std::io::Result<TcpStream>) -> bool {
+    match connected {
+        Ok(mut socket) => is_reset(&mut socket),
+        Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+    }
+}
+
 pub(crate) fn deny_client(name: &str) -> Authorization {
     let principal = StringMatch {
         match_type: Some(string_match::MatchType::Exact(

@@ -1,20 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! More than a pod, or the process, can take: refused with a reason, and over when it is over.
 
-use std::io::{ErrorKind, Read as _};
-use std::net::TcpStream;
+use std::io::Read as _;
 
-use crate::harness::{Node, SERVER, echoes, is_reset};
+use crate::harness::{Node, SERVER, echoes, is_refused};
 
 const CLIENT_ID: &str = "spiffe://cluster.local/ns/default/sa/client";
-
-/// It may be reset before or after the connect has returned.
-fn turned_away(connected: std::io::Result<TcpStream>) {
-    match connected {
-        Ok(mut socket) => assert!(is_reset(&mut socket)),
-        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
-    }
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_that_has_all_it_may_refuses_and_takes_again_what_was_given_back() {
@@ -29,7 +20,7 @@ async fn a_pod_that_has_all_it_may_refuses_and_takes_again_what_was_given_back()
         echoes(socket, b"x").unwrap();
     }
     for _ in 0..10 {
-        turned_away(node.connect());
+        assert!(is_refused(node.connect()));
     }
     let line = node
         .logged(&[

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The log as its readers parse it: fields, order, levels, and what no setting hides.
 
-use crate::harness::{Node, deny_client, echoes, is_reset};
+use crate::harness::{Node, deny_client, echoes, is_refused};
 
 /// Of a connection between two pods of the mesh, in Istio's order.
 const COMPLETE: [&str; 17] = [
@@ -66,7 +66,7 @@ async fn plain_access_lines_have_istios_fields_in_istios_order() {
 async fn every_json_line_is_an_object_and_access_lines_have_the_same_fields() {
     let settings = [("LOG_FORMAT", "json"), ("RUST_LOG", "debug")];
     let (node, _agent) = Node::start_set(vec![deny_client("stays-out")], &settings).await;
-    assert!(is_reset(&mut node.connect().unwrap()));
+    assert!(is_refused(node.connect()));
     let line = node
         .logged(&["\"scope\":\"access\"", "complete", "\"inbound\""])
         .await;
@@ -105,7 +105,7 @@ async fn whom_a_policy_keeps_out_is_told_without_an_access_log_too() {
     for filter in ["info,access=off", "off"] {
         let settings = [("RUST_LOG", filter)];
         let (node, _agent) = Node::start_set(vec![deny_client("stays-out")], &settings).await;
-        assert!(is_reset(&mut node.connect().unwrap()));
+        assert!(is_refused(node.connect()));
         let line = node.logged(&["connection denied"]).await;
         for part in [
             "\twarn\tdenied\t",

@@ -3,13 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use crate::harness::{Node, allow_all, deny_client, echoes, is_reset};
+use crate::harness::{Node, allow_all, deny_client, echoes, is_refused, is_reset};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_denied_client_is_reset_and_the_rule_is_named() {
     let (node, _agent) = Node::start(vec![deny_client("no-client")]).await;
-    let mut socket = node.connect().unwrap();
-    assert!(is_reset(&mut socket));
+    assert!(is_refused(node.connect()));
     node.logged(&[
         "direction=\"inbound\"",
         "denied by policy default/no-client rule[0]",
@@ -69,8 +68,7 @@ async fn a_policy_that_never_arrives_denies() {
     let agent = node.accept_agent().await;
     node.hand_over(&agent).await;
     node.until_ready().await;
-    let mut socket = node.connect().unwrap();
-    assert!(is_reset(&mut socket));
+    assert!(is_refused(node.connect()));
     node.logged(&[
         "direction=\"inbound\"",
         "policy default/never",

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::harness::{Agent, Node, echoes, is_reset};
+use crate::harness::{Agent, Node, echoes, is_refused};
 
 /// The client, the server that works, and endpoints of the same service as given, one a line.
 fn mesh(others: &[&str], policies: &str) -> String {
@@ -122,8 +122,7 @@ async fn where_every_endpoint_fails_the_last_failure_is_told() {
     let (node, _agent) =
         serving(&mesh(&[CLOSED, CRASHED], "[]").replace("15001: 8080", "15001: 9997")).await;
     for _ in 0..2 {
-        let mut socket = node.connect().unwrap();
-        assert!(is_reset(&mut socket));
+        assert!(is_refused(node.connect()));
     }
     let line = node
         .logged(&[
@@ -148,8 +147,7 @@ async fn what_a_policy_refuses_is_not_tried_elsewhere() {
                     {principals: [{Exact: cluster.local/ns/default/sa/client}]}]]]}]";
     let (node, _agent) = node(&[CRASHED], policies).await;
     for _ in 0..8 {
-        let mut socket = node.connect().unwrap();
-        assert!(is_reset(&mut socket));
+        assert!(is_refused(node.connect()));
     }
     node.eventually("each was denied once", |node| {
         let denied = ["reporter=\"destination\"", "response_flags=\"DENY\""];

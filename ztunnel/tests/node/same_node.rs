@@ -5,7 +5,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 
-use crate::harness::{Agent, Node, deny_client, echoes, is_reset};
+use crate::harness::{Agent, Node, deny_client, echoes, is_refused, is_reset};
 
 const OPENED: &str = "istio_tcp_connections_opened_total";
 const PLAIN: &str = "connection_security_policy=\"none\"";
@@ -128,8 +128,7 @@ async fn a_policy_denies_the_shortcut_at_first_and_later() {
     let changed = ["policy changed", "default/no-client rule[0]"];
     node.logged(&[inbound, changed].concat()).await;
 
-    let mut socket = node.connect().unwrap();
-    assert!(is_reset(&mut socket));
+    assert!(is_refused(node.connect()));
     let denied = ["error=\"denied by policy default/no-client rule[0]"];
     node.logged(&[&inbound[..], &denied].concat()).await;
     node.logged(&[

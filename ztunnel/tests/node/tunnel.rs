@@ -6,7 +6,9 @@ use std::net::{Shutdown, SocketAddr};
 
 use proto::zds::{SnapshotSent, workload_request};
 
-use crate::harness::{CLIENT, Node, SERVER, SERVICE, UNKNOWN, echoes, is_reset, server_of};
+use crate::harness::{
+    CLIENT, Node, SERVER, SERVICE, UNKNOWN, echoes, is_refused, is_reset, server_of,
+};
 
 const CLIENT_ID: &str = "spiffe://cluster.local/ns/default/sa/client";
 const SERVER_ID: &str = "spiffe://cluster.local/ns/default/sa/server";
@@ -166,8 +168,7 @@ async fn many_connections_and_much_data_arrive_unharmed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_address_that_is_not_the_pods_own_cannot_speak_for_it() {
     let (node, _agent) = Node::start(vec![]).await;
-    let mut socket = node.connect_from(UNKNOWN, SERVICE).unwrap();
-    assert!(is_reset(&mut socket));
+    assert!(is_refused(node.connect_from(UNKNOWN, SERVICE)));
     node.logged(&[
         "connection failed",
         "10.99.0.8 does not belong to workload default/client",
@@ -195,8 +196,7 @@ async fn namespaces_handed_over_under_each_others_names_speak_for_nobody() {
     assert_eq!(agent.ask(sent).await, "");
     node.until_ready().await;
     let why = "the network namespace handed over as pod default/server has none of the addresses of that workload (10.77.0.2)";
-    let mut socket = node.connect().unwrap();
-    assert!(is_reset(&mut socket));
+    assert!(is_refused(node.connect()));
     node.logged(&["connection failed", why]).await;
     let labels = ["reporter=\"source\"", "response_flags=\"WRONG_POD\""];
     assert_eq!(
@@ -237,8 +237,7 @@ async fn a_pod_waits_for_the_control_plane_to_speak_of_it_and_not_of_its_predece
         dump["workloadState"]["uid-server"]["unbound"] == why
     })
     .await;
-    let mut socket = node.connect().unwrap();
-    assert!(is_reset(&mut socket));
+    assert!(is_refused(node.connect()));
     node.logged(&["direction=\"inbound\"", why]).await;
     let labels = ["reporter=\"destination\"", "response_flags=\"OTHER_POD\""];
     assert_eq!(

@@ -30,8 +30,9 @@ pub(super) enum Step {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Forward(by) => write!(f, "{} s forward", by.as_secs()),
-            Self::Back(by) => write!(f, "{} s back", by.as_secs()),
+            // To the nearest second: the two clocks are not read at the same moment.
+            Self::Forward(by) => write!(f, "{:.0} s forward", by.as_secs_f64()),
+            Self::Back(by) => write!(f, "{:.0} s back", by.as_secs_f64()),
         }
     }
 }
@@ -61,6 +62,13 @@ impl Steps {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_step_is_told_to_the_nearest_second() {
+        let step = |millis| Duration::from_millis(millis);
+        assert_eq!(Step::Forward(step(2_999)).to_string(), "3 s forward");
+        assert_eq!(Step::Back(step(3_001)).to_string(), "3 s back");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn only_a_clock_that_was_set_makes_a_step() {
