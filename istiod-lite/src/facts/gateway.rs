@@ -7,7 +7,9 @@ use cluster::kinds;
 use proto::workload::{ApplicationTunnel, application_tunnel::Protocol};
 
 use super::{
-    Labels, Problem, Read, annotation, label,
+    Labels, Problem, Read, annotation,
+    endpoint::is_host,
+    label,
     network_gateway::{self, NetworkGateway},
     selects,
 };
@@ -138,7 +140,7 @@ fn address(given: &[kinds::GatewayAddress]) -> Option<Address> {
             .map(|a| &a.value)
     };
     of("Hostname")
-        .next()
+        .find(|host| is_host(host))
         .map(|host| Address::Hostname(host.clone()))
         .or_else(|| {
             of("IPAddress")
