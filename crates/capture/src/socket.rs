@@ -232,15 +232,15 @@ pub enum OnClose {
 /// Sets a listener's connections up; those that wait to be accepted already stay as they are.
 ///
 /// # Errors
-/// Those of the kernel for each option.
+/// Those of the kernel; times that it does not take are left at its own, since connections without are better than none.
 pub fn set_accepted(listener: &impl AsFd, accepted: Accepted) -> io::Result<()> {
     let socket = SockRef::from(listener);
     socket.set_tcp_nodelay(true)?;
     if let Some(keepalive) = accepted.keepalive {
-        set_keepalive(listener, keepalive)?;
+        let _ = set_keepalive(listener, keepalive);
     }
     if let Some(limit) = accepted.user_timeout {
-        set_user_timeout(listener, limit)?;
+        let _ = set_user_timeout(listener, limit);
     }
     if accepted.on_close == OnClose::Reset {
         socket.set_linger(Some(Duration::ZERO))?;

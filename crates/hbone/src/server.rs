@@ -36,8 +36,8 @@ use crate::wire::{self, Baggage, ConnectRequest, MalformedRequest};
 
 /// Decides what becomes of each stream.
 pub trait Handler: Send + Sync + 'static {
-    /// Answers one stream and, if it accepts, carries it to its end. What is returned runs in a task of its own, which is aborted
-    /// when the tunnel is cut.
+    /// Answers one stream and, if it accepts, carries it to its end. What is returned runs in a task of its own, which is
+    /// aborted when the tunnel is cut.
     fn connect(self: Arc<Self>, incoming: Incoming) -> impl Future<Output = ()> + Send + 'static;
 
     /// Hears that the handshake is over, before any stream.
