@@ -2,13 +2,14 @@
 //! Compiles the schemas with protox, so that building needs no protoc.
 
 /// Every schema, by owner.
-const SCHEMAS: [&str; 6] = [
+const SCHEMAS: [&str; 7] = [
     "istio/workload.proto",
     "istio/security.proto",
     "istio/zds.proto",
     "istio/ca.proto",
     "envoy/discovery.proto",
     "mesh/handover.proto",
+    "mesh/waypoint.proto",
 ];
 
 /// Fields that share memory with the message they arrived in.

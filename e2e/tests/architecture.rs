@@ -16,6 +16,10 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "waypoint",
+        &["spiffe", "identity", "xds", "mesh", "hbone", "ops", "proto"],
+    ),
+    (
         "istiod-lite",
         &["spiffe", "identity", "cluster", "ops", "proto"],
     ),

@@ -5,8 +5,10 @@
 use std::net::SocketAddr;
 
 use libfuzzer_sys::fuzz_target;
+use mesh::workload::NetworkMode;
 use mesh::{
-    AddressBatch, Connection, PolicyBatch, PortRule, Seen, Standings, Store, Update, authorize, balance,
+    AddressBatch, Connection, PolicyBatch, PortRule, Seen, Standings, Store, Update, authorize,
+    balance,
 };
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
@@ -65,7 +67,14 @@ fn ask(store: &Store) {
             assert_eq!(decision, authorize(&policies, &connection));
         }
         for address in &*workload.addresses {
-            assert!(store.workload_by_ip(&workload.network, *address).is_some());
+            // One that shares its node's address is never found by it.
+            let found = store.workload_by_ip(&workload.network, *address);
+            match workload.network_mode {
+                NetworkMode::Standard => assert!(found.is_some()),
+                NetworkMode::HostNetwork => {
+                    assert!(found.is_none_or(|found| found.uid != workload.uid));
+                }
+            }
             let _ = balance::choose_address(workload, None, *address);
         }
         let seen = Seen {

@@ -8,6 +8,9 @@ pub const ADDRESS_TYPE_URL: &str = "type.googleapis.com/istio.workload.Address";
 /// Type URL of [`security::Authorization`] resources.
 pub const AUTHORIZATION_TYPE_URL: &str = "type.googleapis.com/istio.security.Authorization";
 
+/// Type URL of [`waypoint::Service`] resources.
+pub const WAYPOINT_SERVICE_TYPE_URL: &str = "type.googleapis.com/culvert.waypoint.Service";
+
 macro_rules! package {
     ($(#[$doc:meta])* $module:ident = $package:literal) => {
         $(#[$doc])*
@@ -50,4 +53,8 @@ package! {
 package! {
     /// `culvert.handover`: a node proxy's listeners handed to the next one.
     handover = "culvert.handover"
+}
+package! {
+    /// `culvert.waypoint`: what a waypoint does with a service's traffic.
+    waypoint = "culvert.waypoint"
 }
