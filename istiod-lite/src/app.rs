@@ -118,7 +118,12 @@ pub async fn start(
         let kept = root_configmaps::keep(source, client, authority, drain.clone());
         tokio::spawn(Box::pin(kept));
     }
-    let incoming = serving::incoming(listener, serving::tls_config(shown)?, drain.clone(), Bounds::default());
+    let incoming = serving::incoming(
+        listener,
+        serving::tls_config(shown)?,
+        drain.clone(),
+        Bounds::default(),
+    );
     let draining = drain.clone();
     let server = Server::builder()
         .initial_connection_window_size(CONNECTION_WINDOW)

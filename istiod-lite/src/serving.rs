@@ -198,10 +198,7 @@ impl Secured {
             "closing a connection to make room for another: there are as many as there may be, and most are of its \
              address"
         );
-        io::Error::new(
-            io::ErrorKind::ConnectionAborted,
-            "it made room for another",
-        )
+        io::Error::new(io::ErrorKind::ConnectionAborted, "it made room for another")
     }
 }
 
@@ -291,7 +288,10 @@ mod tests {
             .with_root_certificates(roots)
             .with_no_client_auth();
         client.alpn_protocols = vec![b"h2".to_vec()];
-        (tls_config(shown).unwrap(), TlsConnector::from(Arc::new(client)))
+        (
+            tls_config(shown).unwrap(),
+            TlsConnector::from(Arc::new(client)),
+        )
     }
 
     async fn connect(

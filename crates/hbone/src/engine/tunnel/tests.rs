@@ -120,7 +120,11 @@ async fn streams_end_a_turn_by_their_number_too() {
         let before = heard(&driver);
         turn(&mut driver).await;
         let now = heard(&driver);
-        assert!(now - before <= FRAMES + RECORD, "{} in a turn", now - before);
+        assert!(
+            now - before <= FRAMES + RECORD,
+            "{} in a turn",
+            now - before
+        );
         turns += 1;
     }
     assert!(turns > 2, "{turns} turns");
