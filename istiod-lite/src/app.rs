@@ -28,7 +28,7 @@ use crate::{
     controller::{Controller, State},
     index::Index,
     root_configmaps,
-    serving::{self, Bounds, Shown},
+    serving::{self, Shown},
     source::Cluster,
     xds_server::Discovery,
 };
@@ -118,12 +118,7 @@ pub async fn start(
         let kept = root_configmaps::keep(source, client, authority, drain.clone());
         tokio::spawn(Box::pin(kept));
     }
-    let incoming = serving::incoming(
-        listener,
-        serving::tls_config(shown)?,
-        drain.clone(),
-        Bounds::default(),
-    );
+    let incoming = serving::incoming(listener, serving::tls_config(shown)?, drain.clone());
     let draining = drain.clone();
     let server = Server::builder()
         .initial_connection_window_size(CONNECTION_WINDOW)

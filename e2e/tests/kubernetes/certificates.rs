@@ -17,7 +17,6 @@ fn identity(account: &str) -> SpiffeId {
 }
 
 #[tokio::test]
-#[ignore = "needs e2e/kubernetes/build to have run: -- --ignored"]
 async fn a_node_proxy_gets_certificates_for_the_accounts_of_its_node_alone() -> Result<()> {
     let here = running("shop", "here", "here", "node-a", "10.1.0.1");
     let elsewhere = running("shop", "there", "there", "node-b", "10.1.0.2");
@@ -40,7 +39,6 @@ async fn a_node_proxy_gets_certificates_for_the_accounts_of_its_node_alone() -> 
 }
 
 #[tokio::test]
-#[ignore = "needs e2e/kubernetes/build to have run: -- --ignored"]
 async fn only_tokens_for_the_mesh_of_pods_that_live_are_accepted() -> Result<()> {
     let objects = [account("shop", "default"), pod("web", "10.1.0.1")];
     let ground = Ground::with(&objects).await?;
@@ -74,7 +72,6 @@ async fn only_tokens_for_the_mesh_of_pods_that_live_are_accepted() -> Result<()>
 }
 
 #[tokio::test]
-#[ignore = "needs e2e/kubernetes/build to have run: -- --ignored"]
 async fn while_no_server_reviews_tokens_clients_are_told_to_come_again() -> Result<()> {
     let mut ground = Ground::with(&[pod("web", "10.1.0.1")]).await?;
     ground.cluster.kill().await?;
@@ -93,7 +90,6 @@ async fn while_no_server_reviews_tokens_clients_are_told_to_come_again() -> Resu
 }
 
 #[tokio::test]
-#[ignore = "needs e2e/kubernetes/build to have run: -- --ignored"]
 async fn the_roots_are_in_every_namespace_and_come_back() -> Result<()> {
     let ground = Ground::with(&[namespace("kube-public")]).await?;
     let roots = std::fs::read_to_string(ground.plane.roots())?;

@@ -8,7 +8,6 @@ use e2e::kubernetes::definition;
 use super::ground::{Ground, deny, pod, policy, workload};
 
 #[tokio::test]
-#[ignore = "needs e2e/kubernetes/build to have run: -- --ignored"]
 async fn kinds_are_followed_once_they_are_defined_and_given_up_with_their_definition() -> Result<()>
 {
     let ground = Ground::with(&[pod("web", "10.1.0.1")]).await?;

@@ -9,7 +9,6 @@ use serde_json::json;
 use super::ground::{Ground, deny, pod, policy, workload};
 
 #[tokio::test]
-#[ignore = "needs e2e/kubernetes/build to have run: -- --ignored"]
 async fn what_is_applied_is_pushed_and_what_is_deleted_is_taken_back() -> Result<()> {
     let service = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "shop", "name": "web"},
@@ -32,7 +31,6 @@ async fn what_is_applied_is_pushed_and_what_is_deleted_is_taken_back() -> Result
 }
 
 #[tokio::test]
-#[ignore = "needs e2e/kubernetes/build to have run: -- --ignored"]
 async fn an_object_that_cannot_be_read_is_reported_and_holds_up_no_other() -> Result<()> {
     let future = policy("future", &json!({"of": "another shape"}));
     let ground = Ground::with(&[future, policy("deny", &deny(&["80"]))]).await?;
@@ -76,7 +74,6 @@ async fn an_object_that_cannot_be_read_is_reported_and_holds_up_no_other() -> Re
 }
 
 #[tokio::test]
-#[ignore = "needs e2e/kubernetes/build to have run: -- --ignored"]
 async fn a_slow_server_is_followed_at_its_pace() -> Result<()> {
     let pods: Vec<_> = (1..=100)
         .map(|number| pod(&format!("web-{number}"), &format!("10.1.0.{number}")))

@@ -6,7 +6,6 @@ use anyhow::Result;
 use super::ground::{Ground, deny, pod, policy, workload};
 
 #[tokio::test]
-#[ignore = "needs e2e/kubernetes/build to have run: -- --ignored"]
 async fn a_lost_server_takes_nothing_back() -> Result<()> {
     let objects = [pod("web", "10.1.0.1"), policy("deny", &deny(&["80"]))];
     let mut ground = Ground::with(&objects).await?;
@@ -41,7 +40,6 @@ async fn a_lost_server_takes_nothing_back() -> Result<()> {
 }
 
 #[tokio::test]
-#[ignore = "needs e2e/kubernetes/build to have run: -- --ignored"]
 async fn what_happened_in_a_time_that_is_forgotten_is_found_out() -> Result<()> {
     let objects = [
         pod("web", "10.1.0.1"),
