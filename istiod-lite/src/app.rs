@@ -28,7 +28,7 @@ use crate::{
     controller::{Controller, State},
     index::Index,
     root_configmaps,
-    serving::{self, Shown},
+    serving::{self, Bounds, Shown},
     source::Cluster,
     xds_server::Discovery,
 };
@@ -118,7 +118,12 @@ pub async fn start(
         let kept = root_configmaps::keep(source, client, authority, drain.clone());
         tokio::spawn(Box::pin(kept));
     }
-    let incoming = serving::incoming(listener, serving::tls_config(shown)?, drain.clone());
+    let incoming = serving::incoming(
+        listener,
+        serving::tls_config(shown)?,
+        drain.clone(),
+        Bounds::default(),
+    );
     let draining = drain.clone();
     let server = Server::builder()
         .initial_connection_window_size(CONNECTION_WINDOW)

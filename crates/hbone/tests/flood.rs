@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What one application does to a shared tunnel, its neighbours must not notice.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
-
-mod common;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::common::{Mesh, ServerSide, config, echo, id, listen, raw, soon};
 use bytes::Bytes;
-use common::{Mesh, ServerSide, config, echo, id, listen, raw, soon};
 use hbone::{Config, Meter};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -122,7 +118,7 @@ async fn small_frames_of_a_server_do_not_end_the_tunnel() {
         }
     });
     let (stream, _) = soon(mesh.open("flood:80")).await.unwrap();
-    let (_deaf, captured) = common::tcp_pair().await;
+    let (_deaf, captured) = crate::common::tcp_pair().await;
     let relay = tokio::spawn(async move {
         stream
             .relay(captured, &Arc::new(Meter::new()), &hbone::Stop::new())

@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Either engine at either end: a tunnel of two kinds carries what a tunnel of one kind carries.
 
-#![allow(clippy::unwrap_used, reason = "a test's helpers may end the test")]
-
-mod common;
-
 use std::time::Duration;
 
-use common::{Mesh, soon};
+use crate::common::{Mesh, soon};
 use hbone::{Config, End, Engine, Side};
 use proptest::prelude::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -2,17 +2,13 @@
 //! A connection through a gateway is as good as a direct one: every byte, every end, every reset, and a destination
 //! that has proven who it is to the source itself.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
-
-mod common;
-
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{Loopback, ServerSide, config, echo, id, listen, soon, tcp_pair};
+use crate::common::{Loopback, ServerSide, config, echo, id, listen, soon, tcp_pair};
 use hbone::wire::{Authority, ConnectRequest};
 use hbone::{
     Behind, BehindError, Config, End, Handler, Incoming, Meter, OpenError, Outcome, Pool, PoolKey,

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tunnels are shared, bounded, replaced when dead and let go when unused.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
-
-mod common;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Mesh, ServerSide, config, echo, id, listen, raw, soon};
+use crate::common::{Mesh, ServerSide, config, echo, id, listen, raw, soon};
 use futures_util::future::join_all;
 use hbone::wire::ConnectRequest;
 use hbone::{Config, End, OpenError, Pool, TunnelFault};
@@ -61,7 +57,7 @@ async fn what_begins_after_a_certificate_has_expired_is_not_let_into_the_tunnel_
         let of_client: FixedCertificates = [issue("client", client)].into_iter().collect();
         mesh.server = ServerSide::start(config(), issue("server", server)).await;
         mesh.pool = Pool::new(config(), Arc::new(of_client));
-        mesh.key = common::key(mesh.server.address);
+        mesh.key = crate::common::key(mesh.server.address);
         let target = echo().await;
         let (mut held, _) = soon(mesh.open(target)).await.unwrap();
         // Certificates count in whole seconds, the last one included.
@@ -95,7 +91,7 @@ async fn concurrent_opens_share_a_failure() {
     let mut mesh = Mesh::new().await;
     let (listener, address) = listen().await;
     drop(listener);
-    mesh.key = common::key(address);
+    mesh.key = crate::common::key(address);
     let opened = soon(join_all((0..60).map(|_| mesh.open("10.0.0.1:80")))).await;
     assert!(
         opened

@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What applications at the two ends see of each other: every byte, every end, every reset.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
-
-mod common;
-
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Mesh, config, echo, listen, soon, tcp_pair};
+use crate::common::{Mesh, config, echo, listen, soon, tcp_pair};
 use hbone::{Config, End, Meter, Outcome, Side, Stop, relay_tcp};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -379,11 +375,11 @@ async fn what_is_there_leaves_in_one_frame() {
     // A raw server counts the frames.
     let mesh = Mesh::new().await;
     let (listener, address) = listen().await;
-    let certificate = mesh.authority.issue(&common::id("server"));
+    let certificate = mesh.authority.issue(&crate::common::id("server"));
     *mesh.dial.instead.lock().unwrap() = Some(address);
     let frames = tokio::spawn(async move {
         let builder = h2::server::Builder::new();
-        let mut tunnel = common::raw::accept(&listener, &certificate, &builder).await;
+        let mut tunnel = crate::common::raw::accept(&listener, &certificate, &builder).await;
         let (request, mut respond) = tunnel.accept().await.unwrap().unwrap();
         let driver = tokio::spawn(async move { while tunnel.accept().await.is_some() {} });
         let mut send = respond

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a client of a tunnel meets: identities, answers, time-outs, drain and cut.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
-
-mod common;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Mesh, ServerSide, config, echo, id, key, listen, raw, soon};
+use crate::common::{Mesh, ServerSide, config, echo, id, key, listen, raw, soon};
 use hbone::wire::{Baggage, ConnectRequest, Forwarded, TraceParent, WorkloadKind};
 use hbone::{Config, End, OpenError, Pool, ServeError, TunnelFault};
 use identity::FixedCertificates;

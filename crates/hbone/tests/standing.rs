@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A peer that loses its standing while its tunnel lives: either end ends it, with all its streams, and says why.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
-
-mod common;
-
 use std::sync::Arc;
 
-use common::{Mesh, ServerSide, echo, id, key, raw, soon};
+use crate::common::{Mesh, ServerSide, echo, id, key, raw, soon};
 use hbone::{Config, End, Engine, Pool, ServeError};
 use identity::testing::{TestAuthority, serial};
 use identity::{

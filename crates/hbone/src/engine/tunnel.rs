@@ -35,6 +35,7 @@ use crate::chunks::SLICES;
 use crate::config::{self, Config};
 use crate::error::{TunnelError, TunnelFault};
 use crate::meter::Way;
+use crate::stream::TunnelEnd;
 use crate::turn::{TURN, again};
 
 /// Records and frames understood before other tasks get their turn. Of frames as large as DATA of any weight, a turn of
@@ -142,8 +143,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
         {
             self.end(core, error);
         }
-        if let Some((slot, request)) = self.requests.pop_front() {
-            return Poll::Ready(Next::Stream(slot, request));
+        while let Some((slot, request)) = self.requests.pop_front() {
+            // Opened and given up in one turn: nobody need hear of it.
+            if core.session.entry(slot).cut().is_none() {
+                return Poll::Ready(Next::Stream(slot, request));
+            }
+            core.release(slot, TunnelEnd::Server.reset_reason().into());
         }
         if std::mem::take(&mut self.tired) {
             again(cx);

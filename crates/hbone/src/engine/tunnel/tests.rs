@@ -88,26 +88,52 @@ async fn frames_that_say_nothing_end_a_turn_by_their_number_and_are_all_heard() 
     assert!(turns > 20, "{turns} turns");
 }
 
-#[tokio::test]
-async fn streams_end_a_turn_by_their_number_too() {
-    const COUNT: u32 = 3000;
+/// Requests of so many streams, each followed by what comes after it on its stream.
+fn requests(count: u32, and_then: impl Fn(u32) -> Vec<u8>) -> Vec<u8> {
     let mut block = Vec::new();
     let request = Request::connect("10.0.0.1:80").body(()).unwrap();
     fields::write_request(&request, &mut block);
     let mut frames = Vec::new();
-    for number in 0..COUNT {
+    for number in 0..count {
         let id = 1 + 2 * number;
         frames.extend(FrameHeader::new(Kind::Headers, END_HEADERS, id, block.len()).encode());
         frames.extend_from_slice(&block);
-        frames.extend(FrameHeader::new(Kind::RstStream, 0, id, 4).encode());
-        frames.extend(8_u32.to_be_bytes());
+        frames.extend(and_then(id));
     }
-    let (mut driver, _peer) = hearing(&frames).await;
-    let first = turn(&mut driver).await;
-    assert!(first > 0);
-    assert!(
-        (first as u64) < FRAMES + RECORD,
-        "{first} streams in a turn"
-    );
-    assert!(heard(&driver) < u64::from(COUNT));
+    frames
+}
+
+fn reset(id: u32) -> Vec<u8> {
+    let mut frame = FrameHeader::new(Kind::RstStream, 0, id, 4)
+        .encode()
+        .to_vec();
+    frame.extend(8_u32.to_be_bytes());
+    frame
+}
+
+#[tokio::test]
+async fn streams_end_a_turn_by_their_number_too() {
+    const COUNT: u32 = 3000;
+    let (mut driver, _peer) = hearing(&requests(COUNT, reset)).await;
+    let mut turns = 0;
+    while heard(&driver) < u64::from(2 * COUNT + 1) {
+        let before = heard(&driver);
+        turn(&mut driver).await;
+        let now = heard(&driver);
+        assert!(
+            now - before <= FRAMES + RECORD,
+            "{} in a turn",
+            now - before
+        );
+        turns += 1;
+    }
+    assert!(turns > 2, "{turns} turns");
+}
+
+#[tokio::test]
+async fn streams_given_up_in_the_turn_that_opened_them_are_nobodys_work_and_leave_nothing() {
+    let odd_ones_stay = |id| if id % 4 == 1 { reset(id) } else { Vec::new() };
+    let (mut driver, _peer) = hearing(&requests(100, odd_ones_stay)).await;
+    assert_eq!(turn(&mut driver).await, 50);
+    assert_eq!(driver.link.lock().session.held(), 50);
 }
