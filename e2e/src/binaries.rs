@@ -13,7 +13,13 @@ use anyhow::{Context as _, Result, ensure};
 use crate::environment::Environment;
 
 /// The programs of the mesh.
-pub const PROGRAMS: [&str; 4] = ["ztunnel", "istiod-lite", "redirect", "redirect-cni"];
+pub const PROGRAMS: [&str; 5] = [
+    "ztunnel",
+    "waypoint",
+    "istiod-lite",
+    "redirect",
+    "redirect-cni",
+];
 
 /// Where the sources were when this executable was built.
 const WORKSPACE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");

@@ -40,6 +40,9 @@ pub enum Native {
         /// The application's address
         #[arg(long)]
         to: SocketAddr,
+        /// Where the tunnel ends, if not at the application's own address
+        #[arg(long)]
+        through: Option<IpAddr>,
         /// Who may answer the tunnel
         #[arg(long, value_name = "SPIFFE_ID")]
         expect: SpiffeId,
@@ -56,7 +59,12 @@ pub enum Native {
 pub async fn run(native: Native) -> Result<()> {
     match native {
         Native::Serve { member } => serve(&member).await,
-        Native::Forward { member, to, expect } => forward(&member, to, expect).await,
+        Native::Forward {
+            member,
+            to,
+            through,
+            expect,
+        } => forward(&member, to, through.unwrap_or(to.ip()), expect).await,
         Native::Certify { member, directory } => certify(&member, &directory).await,
     }
 }
@@ -107,12 +115,12 @@ impl Dial for Directly {
     }
 }
 
-async fn forward(member: &Member, to: SocketAddr, expect: SpiffeId) -> Result<()> {
+async fn forward(member: &Member, to: SocketAddr, tunnel: IpAddr, expect: SpiffeId) -> Result<()> {
     let pool = Pool::new(hbone::Config::default(), Arc::new(member.certificates()?));
     let key = PoolKey {
         source: member.identity()?,
         destination: Arc::new([expect]),
-        address: SocketAddr::new(to.ip(), hbone::wire::PORT),
+        address: SocketAddr::new(tunnel, hbone::wire::PORT),
         source_ip: IpAddr::from(Ipv4Addr::UNSPECIFIED),
     };
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))

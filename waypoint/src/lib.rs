@@ -1,12 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The L7 proxy of the mesh, on the same overlay as the nodes' proxies: services that ask for one send their traffic
-//! through it. What decides is pure: [`proto::waypoint`] in, an answer out.
+//! The L7 proxy of the mesh, on the same overlay as the nodes' proxies: services and pods that ask for one send their
+//! traffic through it.
+//!
+//! Tunnels come in, and tunnels go on to the endpoints' nodes; in between it is decided what a connection is meant for,
+//! whether it may come, and who takes it. What decides is pure: [`proto::waypoint`] in, an answer out.
 //!
 //! ```text
 //! request ─► hygiene ─► path ─► route ─► filters ─► endpoint (mesh, session, resilience) ─► backend
 //!            400         one     which    headers,   which one, how long, how often
 //!                     spelling    rule   path, host
 //! ```
+//!
+//! README.md has the whole picture; the modules follow in reading order. The library exists for the binary beside it and
+//! its tests; it promises nothing else.
+
+pub mod config;
+
+pub mod app;
+
+pub mod listener;
+
+pub mod destination;
+pub mod served;
+
+pub mod authorize;
+
+pub mod tcp;
+
+pub mod endpoints;
+pub mod upstream;
 
 pub mod hygiene;
 pub mod path;
@@ -21,3 +43,14 @@ pub mod split;
 pub mod session;
 
 pub mod resilience;
+
+pub mod connections;
+pub mod failure;
+pub mod record;
+
+pub mod node;
+pub mod state;
+pub mod waypoint;
+pub mod xds_handlers;
+
+pub mod admin;

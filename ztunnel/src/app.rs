@@ -42,9 +42,9 @@ use crate::proxy::{Gate, LocalPods, Proxies, Settings, Shared};
 use crate::record::Recorder;
 use crate::roots;
 use crate::succession::{Carried, Succession};
-use crate::workers::Workers;
 use crate::xds_handlers::{Addresses, Authorizations, follow_identities};
 use crate::zds_client::{Signals, ZdsClient};
+use ops::workers::Workers;
 
 /// How often idle metric series are looked for.
 const EXPIRY_PERIOD: Duration = Duration::from_secs(60);
@@ -83,7 +83,7 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
         follow_identities(&certificates, changes);
         capture::memory::give_back();
     }
-    let workers = Workers::start(config.workers)?;
+    let workers = Workers::start(config.workers).context("cannot start the proxy workers")?;
     let recorder = Recorder::new(metrics.clone(), workers.count());
     let endpoints = Endpoints::new(&metrics);
     let (upstreams, ipv6) = (

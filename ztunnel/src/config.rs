@@ -6,7 +6,6 @@
 //! process reads the environment, and no component sees the whole.
 
 mod dns;
-mod parse;
 mod proxy_config;
 mod read;
 mod variables;
@@ -17,8 +16,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ops::variables::Reader;
+pub use ops::variables::{ConfigError, Mistake};
+
 pub use self::dns::{Dns, DnsListen};
-use self::parse::Reader;
 use self::proxy_config::ProxyConfig;
 pub use self::variables::{REFUSED, VARIABLES};
 
@@ -251,36 +252,9 @@ pub struct Ports {
     pub readiness: u16,
 }
 
-/// One variable that can't be used, and why.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mistake {
-    pub variable: String,
-    pub reason: String,
-}
-
-/// All mistakes at once, so that one restart is enough to repair them.
-#[derive(Debug, thiserror::Error)]
-pub struct ConfigError {
-    pub mistakes: Vec<Mistake>,
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "the configuration has {} mistake(s):",
-            self.mistakes.len()
-        )?;
-        for mistake in &self.mistakes {
-            write!(f, "\n  {}: {}", mistake.variable, mistake.reason)?;
-        }
-        Ok(())
-    }
-}
-
 impl Config {
     pub fn from_sources(sources: &Sources) -> Result<Self, ConfigError> {
-        let mut reader = Reader::new(&sources.variables);
+        let mut reader = Reader::new(VARIABLES, &sources.variables);
         read::refuse_what_is_not_there(&mut reader);
         let proxy_config = ProxyConfig::read(&mut reader, sources.mesh_config.as_deref());
         let local = read::local(&mut reader);
@@ -331,15 +305,11 @@ impl Config {
             },
             effective: BTreeMap::new(),
         };
-        let (effective, mistakes) = reader.finish();
-        if mistakes.is_empty() {
-            Ok(Self {
-                effective,
-                ..config
-            })
-        } else {
-            Err(ConfigError { mistakes })
-        }
+        let effective = reader.finish()?;
+        Ok(Self {
+            effective,
+            ..config
+        })
     }
 }
 

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use spiffe::SpiffeId;
 
-use crate::workers::WorkerId;
+use ops::workers::WorkerId;
 
 /// What policies decide on.
 #[derive(Debug, Clone)]
@@ -203,7 +203,7 @@ impl Drop for Tracked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workers::Workers;
+    use ops::workers::Workers;
 
     fn tracked(connections: &Arc<Connections>, port: u16, facts: Option<InboundFacts>) -> Tracked {
         let worker = Workers::start(1).expect("starts").assign_home();

@@ -26,7 +26,7 @@ use crate::outbound::baggage;
 use crate::proxy::{PodProxy, canonical};
 use crate::record::{Reporter, Security};
 use crate::relaying::result_of;
-use crate::workers::WorkerId;
+use ops::workers::WorkerId;
 
 /// The life of a tunnel.
 pub async fn serve(

@@ -18,8 +18,8 @@ pub mod zds_client;
 pub mod binding;
 pub mod pods;
 
+pub mod habits;
 pub mod proxy;
-pub mod workers;
 
 pub mod outbound;
 pub mod socks5;

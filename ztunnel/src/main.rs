@@ -84,7 +84,7 @@ fn run() -> ExitCode {
 }
 
 fn serve(config: Config, logs: ops::logging::Logs) -> anyhow::Result<()> {
-    raise_descriptor_limit();
+    ops::serve::raise_descriptor_limit();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -95,31 +95,7 @@ fn serve(config: Config, logs: ops::logging::Logs) -> anyhow::Result<()> {
     served
 }
 
-/// Each proxied connection takes two descriptors and more; the soft limit is often 1024.
-fn raise_descriptor_limit() {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));
-    match raised {
-        Ok(limit) => tracing::info!(limit, "file descriptors"),
-        Err(error) => tracing::warn!(%error, "cannot raise the limit of file descriptors"),
-    }
-}
-
 fn help() -> String {
-    let mut text = String::from(
-        "ztunnel: the node's L4 proxy of the mesh\n\nusage: ztunnel [proxy|version|help]\n\nEnvironment:\n",
-    );
-    for variable in VARIABLES.iter().chain(REFUSED) {
-        let default = if variable.default.is_empty() {
-            String::new()
-        } else {
-            format!(" [{}]", variable.default)
-        };
-        text.push_str(&format!(
-            "  {:<34} {}{default}\n",
-            variable.name, variable.meaning
-        ));
-    }
-    text
+    let usage = "ztunnel: the node's L4 proxy of the mesh\n\nusage: ztunnel [proxy|version|help]";
+    ops::variables::help(usage, VARIABLES.iter().chain(REFUSED))
 }

@@ -34,7 +34,7 @@ use crate::proxy::{PodProxy, reset};
 use crate::record::{End, Labels, Reporter, Security};
 use crate::relaying::result_of;
 use crate::route::{self, Route, Unresolved};
-use crate::workers::WorkerId;
+use ops::workers::WorkerId;
 
 /// Endpoints of one connection whose names are tried.
 const NAMES_TRIED: usize = 3;

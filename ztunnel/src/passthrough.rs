@@ -15,7 +15,7 @@ use crate::proxy::{PodProxy, reset};
 use crate::record::{End, Labels, Opening, Reporter, Security};
 use crate::relaying::result_of;
 use crate::route;
-use crate::workers::WorkerId;
+use ops::workers::WorkerId;
 
 /// `destination` is what the client meant to reach.
 pub async fn serve(

@@ -49,6 +49,7 @@ use crate::connections::Connections;
 use crate::dns::{self, Resolver};
 use crate::endpoints::Endpoints;
 use crate::failure::Failure;
+use crate::habits::Habits;
 use crate::handover::Sockets;
 use crate::hostnames::Hostnames;
 use crate::limits::{Gates, Limits};
@@ -58,8 +59,8 @@ use crate::pods::{Pod, PodInfo, PodUid};
 use crate::record::{End, Labels, Recorder, Reporter, Security};
 use crate::relaying::{POD_GONE, original_destination};
 use crate::route::{self, OwnPorts};
-use crate::workers::{Expected, Habits, Place, WorkerId, Workers};
 use crate::{inbound, outbound, passthrough, socks5};
+use ops::workers::{Expected, Place, WorkerId, Workers};
 
 /// How long a pod that is removed may take to tell its peers. Its runtime waits for it.
 const FAREWELL: Duration = Duration::from_millis(250);

@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 pub use self::labels::{End, Labels, Reporter, Security, ServiceName};
 pub use self::refusals::{RefusalEntry, Refusals};
 use crate::failure::{Failure, Flag};
-use crate::workers::WorkerId;
+use ops::workers::WorkerId;
 
 /// Label sets whose counters stay at hand on each worker.
 const CACHED_LABEL_SETS: usize = 4096;

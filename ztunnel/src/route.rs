@@ -427,7 +427,7 @@ fn resolve(
 ) -> Result<Upstream, Refusal> {
     let Outbound { source, seen, .. } = *connection;
     let port = reference.hbone_mtls_port;
-    match referenced(store, &reference.destination, Some(&source.namespace)) {
+    match store.gateway(&reference.destination, Some(&source.namespace)) {
         None => Err(Refusal::UnknownHop {
             role,
             reference: reference.destination.clone(),
@@ -449,33 +449,11 @@ fn resolve(
     }
 }
 
-/// What a reference to a waypoint or gateway stands for: a service, or else a workload.
-fn referenced(
-    store: &Store,
-    destination: &GatewayDestination,
-    client_namespace: Option<&str>,
-) -> Option<Found> {
-    let (service, workload) = match destination {
-        GatewayDestination::Address(at) => (
-            store.service_by_vip(&at.network, at.address, client_namespace),
-            store.workload_by_ip(&at.network, at.address),
-        ),
-        GatewayDestination::Hostname(host) => (
-            store.service(&host.namespace, &host.hostname),
-            store.workload_by_hostname(&host.namespace, &host.hostname),
-        ),
-    };
-    match (service, workload) {
-        (Some(service), _) => Some(Found::Service(service.clone())),
-        (None, workload) => workload.cloned().map(Found::Workload),
-    }
-}
-
 /// Whether the source is itself the waypoint that a reference stands for.
 fn is_waypoint(store: &Store, reference: &GatewayAddress, connection: &Outbound<'_>) -> bool {
     let source = connection.source;
     let client = Some(&*source.namespace);
-    match referenced(store, &reference.destination, client) {
+    match store.gateway(&reference.destination, client) {
         None => false,
         Some(Found::Service(service)) => {
             backs(source, &service) && source.addresses.contains(&connection.source_ip)

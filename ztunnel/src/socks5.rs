@@ -33,7 +33,7 @@ use crate::failure::Failure;
 use crate::outbound::{self, Client, Connection};
 use crate::proxy::{PodProxy, canonical};
 use crate::record::Reporter;
-use crate::workers::WorkerId;
+use ops::workers::WorkerId;
 
 /// How long a client may take until its request is complete.
 pub const LONGEST_HANDSHAKE: Duration = Duration::from_secs(10);

@@ -57,7 +57,7 @@ pub use error::{BehindError, OpenError, ServeError, TunnelError, TunnelFault};
 pub use meter::{Count, Meter};
 pub use nested::{Behind, Ends, open_inside};
 pub use pool::{Pool, PoolKey};
-pub use relay::{End, Outcome, Side, relay_tcp};
+pub use relay::{End, Heard, Outcome, Side, relay_streams, relay_tcp};
 pub use server::{Handler, Incoming, Server};
 pub use stop::Stop;
 pub use stream::Stream;

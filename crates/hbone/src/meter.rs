@@ -61,6 +61,12 @@ impl Meter {
         self.spliced.load(Ordering::Relaxed)
     }
 
+    /// Counts bytes that whoever relays has moved by itself before.
+    pub fn moved_before(&self, sent: usize, received: usize) {
+        self.add(Way::Sent, sent);
+        self.add(Way::Received, received);
+    }
+
     pub(crate) fn add_spliced(&self, way: Way, bytes: usize) {
         self.spliced.fetch_add(bytes as u64, Ordering::Relaxed);
         self.add(way, bytes);

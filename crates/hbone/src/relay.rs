@@ -17,6 +17,7 @@ mod deliver;
 mod inlet;
 mod sink;
 mod splice;
+mod streams;
 
 use std::future::poll_fn;
 use std::io;
@@ -37,6 +38,8 @@ use crate::error::{TunnelError, TunnelFault};
 use crate::meter::{Meter, Way};
 use crate::stop::Stop;
 use crate::stream::LibraryStream;
+
+pub use streams::{Heard, relay_streams};
 
 /// How a relay went.
 #[derive(Debug, Clone)]

@@ -76,6 +76,14 @@ impl Stream {
         }
     }
 
+    /// Ready when the peer has given the stream up or its tunnel broke, also where nothing is left to read.
+    pub(crate) fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<TunnelError> {
+        match &mut self.inner {
+            Inner::Own(stream) => stream.poll_broken(cx),
+            Inner::Library(stream) => stream.transmit.poll_broken(cx),
+        }
+    }
+
     /// Resets the stream: the application at the other end sees its connection reset.
     pub fn reset(&mut self) {
         match &mut self.inner {

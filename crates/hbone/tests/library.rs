@@ -5,6 +5,7 @@
 
 mod common;
 
+mod middle;
 mod relay;
 
 mod pool;

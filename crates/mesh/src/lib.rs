@@ -42,7 +42,8 @@ pub mod dump;
 mod intern;
 
 pub use address::{
-    GatewayAddress, GatewayDestination, NamespacedHostname, NetworkAddress, NetworkCidr, Ports,
+    AddressError, GatewayAddress, GatewayDestination, NamespacedHostname, NetworkAddress,
+    NetworkCidr, Ports,
 };
 pub use authorize::{Connection, Decision, DenyReason, DryRun, PolicySet, RuleName, authorize};
 pub use balance::{NoEndpoint, PortRule, Upstream};

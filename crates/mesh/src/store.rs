@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use spiffe::SpiffeId;
 
-use crate::address::NamespacedHostname;
+use crate::address::{GatewayDestination, NamespacedHostname};
 use crate::authorize::PolicySet;
 use crate::batch::{AddressBatch, PolicyBatch};
 use crate::intern::Interner;
@@ -260,6 +260,28 @@ impl Store {
         }
         self.service_by_vip(network, address, client_namespace)
             .map(|service| Found::Service(service.clone()))
+    }
+
+    /// What a reference to a waypoint or gateway stands for: a service, or else a workload.
+    pub fn gateway(
+        &self,
+        reference: &GatewayDestination,
+        client_namespace: Option<&str>,
+    ) -> Option<Found> {
+        let (service, workload) = match reference {
+            GatewayDestination::Address(at) => (
+                self.service_by_vip(&at.network, at.address, client_namespace),
+                self.workload_by_ip(&at.network, at.address),
+            ),
+            GatewayDestination::Hostname(host) => (
+                self.service(&host.namespace, &host.hostname),
+                self.workload_by_hostname(&host.namespace, &host.hostname),
+            ),
+        };
+        match (service, workload) {
+            (Some(service), _) => Some(Found::Service(service.clone())),
+            (None, workload) => workload.cloned().map(Found::Workload),
+        }
     }
 
     /// All workloads that back a service, ready or not, ordered by uid.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How a process runs: logs, metrics, health, admin, followed files, the accept loop and who may stand before it, drain.
+//! How a process runs: variables, logs, metrics, health, admin, followed files, proxy threads, the accept loop and who may
+//! stand before it, drain.
 //!
 //! Every daemon of the mesh is watched and stopped in the same way; what is particular to one of them does not belong
 //! here. Nothing in this crate knows of pods, tunnels or policies.
@@ -12,3 +13,5 @@ pub mod logging;
 pub mod metrics;
 pub mod serve;
 pub mod shutdown;
+pub mod variables;
+pub mod workers;

@@ -166,6 +166,18 @@ where
     result
 }
 
+/// Allows the process all the descriptors that it may have: each proxied connection takes two and more, and the soft limit
+/// is often 1024.
+pub fn raise_descriptor_limit() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));
+    match raised {
+        Ok(limit) => info!(limit, "file descriptors"),
+        Err(error) => warn!(%error, "cannot raise the limit of file descriptors"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};

@@ -81,9 +81,10 @@ impl Process {
             ),
             "culvert/gateway" => (programs.executable.clone(), vec!["gateway".to_owned()]),
             "culvert/ztunnel" => (programs.of_mesh("ztunnel")?, vec![]),
+            "culvert/waypoint" => (programs.of_mesh("waypoint")?, vec![]),
             "culvert/redirect" => (programs.of_mesh("redirect")?, vec![]),
             other => bail!(
-                "container {}: image `{other}`: the lab has culvert/app, culvert/client, culvert/load, culvert/gateway, culvert/native, culvert/ztunnel and culvert/redirect",
+                "container {}: image `{other}`: the lab has culvert/app, culvert/client, culvert/load, culvert/gateway, culvert/native, culvert/ztunnel, culvert/waypoint and culvert/redirect",
                 container.name
             ),
         };

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-use super::parse::Reader;
+use ops::variables::Reader;
 
 #[derive(Debug, Clone)]
 pub struct Dns {
@@ -73,7 +73,7 @@ pub(super) fn dns(
     let said = |key: &str| metadata.get(key).and_then(serde_json::Value::as_str);
     let on = said("DNS_CAPTURE").is_none_or(|word| word.eq_ignore_ascii_case("true"));
     reader.effective("ISTIO_META_DNS_CAPTURE", if on { "true" } else { "false" });
-    let default = super::variables::default_of("ISTIO_META_DNS_PROXY_ADDR");
+    let default = reader.default_of("ISTIO_META_DNS_PROXY_ADDR");
     let given = said("DNS_PROXY_ADDR").unwrap_or(default);
     reader.effective("ISTIO_META_DNS_PROXY_ADDR", given);
     let listen = match DnsListen::parse(given) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::parse::Reader;
+use ops::variables::Reader;
 
 /// The keys of ProxyConfig that a node proxy uses; all others belong to other proxies and are left alone.
 #[derive(Debug, Default, Deserialize)]

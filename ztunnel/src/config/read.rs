@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::parse::Reader;
 use super::proxy_config::ProxyConfig;
 use super::{
     AppTunnel, Dns, Endpoint, Following, Handover, InPod, Ipv6, Keepalive, Local, Log, LogFormat,
     Node, OriginalSource, PortReuse, Root, SameNode, Tcp, Token,
 };
+use ops::variables::Reader;
 
 /// A variable that asks for something this build doesn't do is a mistake: ignoring it would let a user believe that
 /// the mesh does what it doesn't.
@@ -97,20 +97,7 @@ fn metadata(
     for (key, value) in &proxy_config.metadata {
         metadata.insert(key.clone(), serde_json::Value::String(value.clone()));
     }
-    for (key, value) in reader.with_prefix("ISTIO_META_") {
-        metadata.insert(key, serde_json::Value::String(value));
-    }
-    for (key, value) in reader.with_prefix("ISTIO_METAJSON_") {
-        match serde_json::from_str(&value) {
-            Ok(value) => {
-                metadata.insert(key, value);
-            }
-            Err(error) => reader.mistake(
-                &format!("ISTIO_METAJSON_{key}"),
-                &format!("is not JSON: {error}"),
-            ),
-        }
-    }
+    metadata.extend(reader.metadata());
     metadata
 }
 
@@ -237,7 +224,7 @@ pub(super) fn inpod(reader: &mut Reader<'_>) -> InPod {
             .text_or("INPOD_UDS", "/var/run/ztunnel/ztunnel.sock")
             .into(),
         port_reuse: reader.either("INPOD_PORT_REUSE", PortReuse::Shared, PortReuse::Exclusive),
-        mark: reader.mark("PACKET_MARK"),
+        mark: reader.mark("PACKET_MARK", capture::contract::PACKET_MARK.value),
         original_source,
         ipv6: reader.either("IPV6_ENABLED", Ipv6::Enabled, Ipv6::Disabled),
         app_tunnel: reader.either(

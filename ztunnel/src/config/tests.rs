@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-use super::parse::{duration, quantity};
 use super::*;
 
 fn sources(variables: &[(&str, &str)]) -> Sources {
@@ -329,18 +328,4 @@ fn roots_are_a_file_pem_text_or_the_systems() {
     assert_eq!(root("/x/root.pem"), Root::File("/x/root.pem".into()));
     let pem = "-----BEGIN CERTIFICATE-----\n";
     assert_eq!(root(pem), Root::Inline(pem.to_owned()));
-}
-
-#[test]
-fn durations_and_quantities_are_read_with_their_units() {
-    assert_eq!(duration("1h30m"), Ok(Duration::from_secs(5400)));
-    assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
-    for wrong in ["", "5", "s", "5x", "-1s", "99999999999999999999s"] {
-        assert!(duration(wrong).is_err(), "{wrong}");
-    }
-    assert_eq!(quantity("1.5"), Ok(2));
-    assert_eq!(quantity("500m"), Ok(1));
-    for wrong in ["", "x", "-1", "NaN", "inf"] {
-        assert!(quantity(wrong).is_err(), "{wrong}");
-    }
 }

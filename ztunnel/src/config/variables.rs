@@ -1,22 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The table of variables: what `ztunnel help` prints, and where defaults stand.
 
-/// One variable of the environment; the names are Istio's.
-pub struct Variable {
-    pub name: &'static str,
-    /// Empty: no default.
-    pub default: &'static str,
-    pub meaning: &'static str,
-}
+use ops::variables::{Variable, variable};
 
-const fn variable(name: &'static str, default: &'static str, meaning: &'static str) -> Variable {
-    Variable {
-        name,
-        default,
-        meaning,
-    }
-}
-
+/// Their names are Istio's.
 pub const VARIABLES: &[Variable] = &[
     variable(
         "NODE_NAME",
@@ -259,11 +246,3 @@ pub const REFUSED: &[Variable] = &[
     variable("TLS12_ENABLED", "false", "only false"),
     variable("COMPLIANCE_POLICY", "", "must be unset"),
 ];
-
-/// The default that the table states; every reader with a default goes through here.
-pub(super) fn default_of(name: &str) -> &'static str {
-    let found = VARIABLES.iter().find(|variable| variable.name == name);
-    found
-        .map(|variable| variable.default)
-        .unwrap_or_else(|| unreachable!("{name} stands in the table of variables"))
-}

@@ -27,7 +27,7 @@ use crate::proxy::{OtherEnd, PodProxy};
 use crate::proxy_protocol::Announcement;
 use crate::record::{End, Labels, Opening, Record, Reporter, Security};
 use crate::route::{self, Announced};
-use crate::workers::WorkerId;
+use ops::workers::WorkerId;
 
 /// How the admin view names connections within the node.
 pub const SAME_NODE: &str = "SAMENODE";

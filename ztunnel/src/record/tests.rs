@@ -5,7 +5,7 @@ use std::io;
 use spiffe::{SpiffeId, TrustDomain};
 
 use super::*;
-use crate::workers::Workers;
+use ops::workers::Workers;
 
 fn identity(account: &str) -> SpiffeId {
     SpiffeId::new(&TrustDomain::default(), "shop", account).expect("is valid")

@@ -9,7 +9,7 @@ use http::StatusCode;
 use mesh::workload::ApplicationProtocol;
 use mesh::{Found, GatewayAddress, Service, Store, Workload, balance};
 
-use super::{OwnPorts, backs, referenced};
+use super::{OwnPorts, backs};
 
 /// Why a tunnelled connection is not served.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -88,7 +88,7 @@ pub fn accept_destination(
 }
 
 fn leads_here(store: &Store, waypoint: &GatewayAddress, local: &Workload, reached: IpAddr) -> bool {
-    match referenced(store, &waypoint.destination, None) {
+    match store.gateway(&waypoint.destination, None) {
         Some(Found::Service(service)) => backs(local, &service),
         Some(Found::Workload(workload)) => workload.addresses.contains(&reached),
         None => false,

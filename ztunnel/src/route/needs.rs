@@ -13,7 +13,7 @@ use hbone::wire::Authority;
 use mesh::service::Mode;
 use mesh::{Found, GatewayAddress, GatewayDestination, Store, Workload};
 
-use super::{Outbound, canonical, referenced};
+use super::{Outbound, canonical};
 
 /// Keys, and for each whether the mesh holds something under it.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -52,12 +52,12 @@ impl Needs {
     fn reference(&mut self, store: &Store, reference: &GatewayAddress, network: &str) {
         match &reference.destination {
             GatewayDestination::Hostname(host) => {
-                let holds = referenced(store, &reference.destination, None).is_some();
+                let holds = store.gateway(&reference.destination, None).is_some();
                 self.add(host.to_string(), holds);
             }
             GatewayDestination::Address(at) => self.address(store, &at.network, at.address),
         }
-        match referenced(store, &reference.destination, None) {
+        match store.gateway(&reference.destination, None) {
             Some(Found::Service(service)) => {
                 self.endpoints(store, store.endpoints(&service), network)
             }

@@ -77,15 +77,17 @@ impl OwnStream {
 
     /// Waits until the peer gives the stream up, or the tunnel breaks.
     pub(crate) async fn broken(&mut self) -> TunnelError {
-        poll_fn(|cx| {
-            let core = &mut *self.link.lock();
-            register(&mut core.session.entry(self.slot).user.receiver, cx);
-            match core.broken(self.slot) {
-                Some(error) => Poll::Ready(error),
-                None => Poll::Pending,
-            }
-        })
-        .await
+        poll_fn(|cx| self.poll_broken(cx)).await
+    }
+
+    /// The same, for whoever reads it in the same task.
+    pub(crate) fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<TunnelError> {
+        let core = &mut *self.link.lock();
+        register(&mut core.session.entry(self.slot).user.receiver, cx);
+        match core.broken(self.slot) {
+            Some(error) => Poll::Ready(error),
+            None => Poll::Pending,
+        }
     }
 
     /// Cuts the stream.

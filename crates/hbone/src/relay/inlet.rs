@@ -10,6 +10,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{BufMut, Bytes, BytesMut};
+use tokio::io::AsyncRead;
 use tokio::net::TcpStream;
 use tokio::net::tcp::ReadHalf;
 use tokio_util::io::poll_read_buf;
@@ -71,14 +72,8 @@ impl<'s> Inlet<'s> {
     pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         debug_assert!(self.held.is_empty());
         ready!(self.half.as_ref().poll_read_ready(cx))?;
-        let mut buffer = borrow(self.size);
-        let result = poll_read_buf(
-            Pin::new(&mut self.half),
-            cx,
-            &mut (&mut buffer).limit(self.size),
-        );
+        let result = self.held.poll_fill(Pin::new(&mut self.half), self.size, cx);
         let Poll::Ready(Ok(count @ 1..)) = result else {
-            give_back(buffer);
             return result;
         };
         if count == self.size {
@@ -91,7 +86,6 @@ impl<'s> Inlet<'s> {
         } else if count < SMALL {
             self.large = 0;
         }
-        self.held.0 = buffer;
         Poll::Ready(Ok(count))
     }
 }
@@ -100,7 +94,32 @@ impl<'s> Inlet<'s> {
 #[derive(Default)]
 pub(crate) struct Held(BytesMut);
 
+impl From<Bytes> for Held {
+    fn from(bytes: Bytes) -> Self {
+        Self(bytes.into())
+    }
+}
+
 impl Held {
+    /// Reads what is there now, up to `size`. `Ok(0)` is the end.
+    ///
+    /// May only be called when nothing is held.
+    pub(crate) fn poll_fill<R: AsyncRead>(
+        &mut self,
+        reader: Pin<&mut R>,
+        size: usize,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        debug_assert!(self.is_empty());
+        let mut buffer = borrow(size);
+        let result = poll_read_buf(reader, cx, &mut (&mut buffer).limit(size));
+        match result {
+            Poll::Ready(Ok(1..)) => self.0 = buffer,
+            _ => give_back(buffer),
+        }
+        result
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }

@@ -2,10 +2,10 @@
 //! How busy the workers are, as metrics: tokio's own counts of their runtimes, read at each scrape.
 
 use metrics::{Counter, Gauge};
-use ops::metrics::Metrics;
 use tokio::runtime::Handle;
 
 use super::Workers;
+use crate::metrics::Metrics;
 
 const BUSY: &str = "tokio_worker_total_busy_duration_seconds_total";
 

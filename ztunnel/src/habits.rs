@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use hbone::Meter;
+use ops::workers::Expected;
 use parking_lot::Mutex;
 
 /// What a connection carries that is worth a second worker, in bytes.
@@ -15,13 +16,6 @@ const PATIENCE: u8 = 16;
 
 /// Destinations that are remembered.
 const MOST: usize = 256;
-
-/// How much a connection is expected to carry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Expected {
-    Little,
-    Much,
-}
 
 /// Of one pod. Those that nothing is known of are expected to carry little.
 #[derive(Debug, Default)]

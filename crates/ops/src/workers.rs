@@ -7,26 +7,34 @@
 //! carries much is spread, a tunnel that comes in or a connection to where others carried much.
 
 mod busy;
-mod habits;
 mod observe;
 
 use std::future::Future;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use anyhow::Context as _;
 use tokio::runtime::{EnterGuard, Handle};
 use tokio::sync::watch;
 
 use self::busy::Busy;
-pub use self::habits::{Expected, Habits};
+
+/// How much a connection is expected to carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expected {
+    /// It is packed.
+    Little,
+    /// It is spread.
+    Much,
+}
 
 /// Index of a worker; shards of shared state are chosen by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WorkerId(usize);
 
 impl WorkerId {
+    /// From 0.
     pub fn index(self) -> usize {
         self.0
     }
@@ -46,6 +54,7 @@ struct Places {
     much: AtomicUsize,
 }
 
+/// All of them; the threads end when it is dropped.
 pub struct Workers {
     workers: Box<[Worker]>,
     next_home: AtomicUsize,
@@ -55,6 +64,7 @@ pub struct Workers {
 
 /// One connection's place on its worker; dropping it frees the place.
 pub struct Place {
+    /// Where it is.
     pub worker: WorkerId,
     expected: Expected,
     places: Arc<Places>,
@@ -70,14 +80,17 @@ impl Drop for Place {
 }
 
 impl Workers {
-    pub fn start(count: usize) -> anyhow::Result<Self> {
+    /// Starts that many.
+    ///
+    /// # Errors
+    /// Where the system gives no further runtime or thread.
+    pub fn start(count: usize) -> io::Result<Self> {
         let stop = watch::Sender::new(());
         let mut workers = Vec::with_capacity(count);
         for index in 0..count {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
-                .build()
-                .with_context(|| format!("cannot start the runtime of proxy worker {index}"))?;
+                .build()?;
             let handle = runtime.handle().clone();
             let mut stopped = stop.subscribe();
             let (started, thread) = std::sync::mpsc::sync_channel(1);
@@ -87,11 +100,9 @@ impl Workers {
                     let _ = started.send(nix::unistd::gettid());
                     runtime.block_on(async move { while stopped.changed().await.is_ok() {} });
                     runtime.shutdown_background();
-                })
-                .with_context(|| format!("cannot start the thread of proxy worker {index}"))?;
-            let thread = thread
-                .recv()
-                .with_context(|| format!("proxy worker {index} ended at once"))?;
+                })?;
+            let ended = |_| io::Error::other(format!("proxy worker {index} ended at once"));
+            let thread = thread.recv().map_err(ended)?;
             workers.push(Worker {
                 runtime: handle,
                 places: Arc::default(),
@@ -105,6 +116,7 @@ impl Workers {
         })
     }
 
+    /// How many there are.
     pub fn count(&self) -> usize {
         self.workers.len()
     }
@@ -146,6 +158,7 @@ impl Workers {
         self.workers[worker.0].runtime.enter()
     }
 
+    /// Runs a task on a worker.
     pub fn spawn(&self, worker: WorkerId, task: impl Future<Output = ()> + Send + 'static) {
         self.workers[worker.0].runtime.spawn(task);
     }

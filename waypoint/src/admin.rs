@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What an operator can ask the process: what it believes, what it logs, and to end. The routes of the admin port (15000,
+//! loopback only).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+use identity::CertificateState;
+use ops::admin::{AdminRequest, AdminResponse, Routes, answer, json, text};
+use ops::logging::Logs;
+use ops::shutdown::Shutdown;
+use serde::Serialize;
+
+use crate::config::Config;
+use crate::record::Refusal;
+use crate::served::Served;
+use crate::waypoint::Waypoint;
+
+const INDEX: &str = "<!DOCTYPE html><title>waypoint</title><ul>\
+<li><a href=\"/config_dump\">config_dump</a>: what this process believes\
+<li><a href=\"/debug/drain\">debug/drain</a>: what is still open\
+<li>POST /logging?level=...: log level\
+<li>POST /quitquitquit: graceful shutdown</ul>\n";
+
+const LOGGING_USAGE: &str = "usage: POST /logging                              (shows the filter)\n\
+usage: POST /logging?level=<level or target=level>,... (adds to the filter)\n\
+usage: POST /logging?reset                        (back to the filter of the start)\n";
+
+/// What can be shown.
+#[derive(Clone)]
+pub struct Shown {
+    waypoint: Arc<Waypoint>,
+    config: Arc<BTreeMap<String, String>>,
+    drain_deadline: Duration,
+}
+
+impl Shown {
+    pub fn of(waypoint: &Arc<Waypoint>, config: &Config) -> Self {
+        Self {
+            waypoint: Arc::clone(waypoint),
+            config: Arc::new(config.effective.clone()),
+            drain_deadline: config.drain_deadline,
+        }
+    }
+}
+
+pub fn routes(shown: Shown, logs: Logs, shutdown: Shutdown) -> Routes {
+    let quit = shutdown.clone();
+    let waypoint = Arc::clone(&shown.waypoint);
+    let limit = shown.drain_deadline;
+    Routes::new()
+        .any("/", |_| {
+            answer(StatusCode::OK, "text/html; charset=utf-8", INDEX)
+        })
+        .any("/config_dump", move |_| config_dump(&shown))
+        .post("/logging", move |request| logging(&logs, &request))
+        .any("/logging", |_| {
+            text(StatusCode::METHOD_NOT_ALLOWED, LOGGING_USAGE)
+        })
+        .post("/quitquitquit", move |_| {
+            quit.start();
+            text(StatusCode::OK, "shutdown now\n")
+        })
+        .any("/quitquitquit", |_| {
+            text(StatusCode::METHOD_NOT_ALLOWED, "use POST\n")
+        })
+        .any("/debug/drain", move |request| {
+            if request.method == http::Method::POST {
+                shutdown.start();
+            }
+            json(&Drain {
+                draining: shutdown.subscribe().is_draining(),
+                limit_seconds: limit.as_secs_f64(),
+                open_connections: waypoint.connections.count(),
+            })
+        })
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Drain {
+    draining: bool,
+    /// How long what is open may stay so, from the beginning of the drain on.
+    limit_seconds: f64,
+    open_connections: usize,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Dump<'a> {
+    #[serde(flatten)]
+    mesh: mesh::dump::Dump<'a>,
+    /// What is served here, by service and port.
+    served: BTreeMap<String, BTreeMap<u16, String>>,
+    config: &'a BTreeMap<String, String>,
+    /// The own certificate, and why there is none or it could not be renewed.
+    certificates: BTreeMap<String, String>,
+    connections: Connections,
+    /// Endpoints that are avoided because they failed to connect: workload, port, milliseconds left.
+    ejected_endpoints: Vec<(String, u16, u128)>,
+    /// The latest failures, oldest first.
+    refusals: Vec<Refusal>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Connections {
+    open: usize,
+    most: usize,
+    upstream_tunnels: usize,
+    upstream_streams: usize,
+}
+
+fn config_dump(shown: &Shown) -> AdminResponse {
+    let waypoint = &shown.waypoint;
+    let certificates = waypoint.certificates.states();
+    let certificates = certificates.iter().map(|status| {
+        let state = match &status.state {
+            CertificateState::Initializing => "initializing".to_owned(),
+            CertificateState::Available {
+                renewal_failure: None,
+                ..
+            } => "available".to_owned(),
+            CertificateState::Available {
+                renewal_failure: Some(error),
+                ..
+            } => format!("available, renewal failed: {error}"),
+            CertificateState::Unavailable(error) => format!("unavailable: {error}"),
+        };
+        (status.identity.to_string(), state)
+    });
+    let certificates = certificates.collect();
+    let (upstream_tunnels, upstream_streams) = waypoint.tunnels_and_streams();
+    let known = waypoint.state.read();
+    let served = known.served.iter();
+    json(&Dump {
+        mesh: mesh::dump::Dump::of(&known.mesh),
+        served: served
+            .map(|(name, served)| (name.to_string(), ports(served)))
+            .collect(),
+        config: &shown.config,
+        certificates,
+        connections: Connections {
+            open: waypoint.connections.count(),
+            most: waypoint.limits.connections,
+            upstream_tunnels,
+            upstream_streams,
+        },
+        ejected_endpoints: waypoint.endpoints.out(),
+        refusals: waypoint.recorder.refusals().latest(),
+    })
+}
+
+fn ports(served: &Served) -> BTreeMap<u16, String> {
+    let ports = served.ports();
+    ports
+        .map(|(number, port)| (number, format!("{:?}", port.protocol)))
+        .collect()
+}
+
+fn logging(logs: &Logs, request: &AdminRequest) -> AdminResponse {
+    let changed = match (request.query_value("reset"), request.query_value("level")) {
+        (None, None) => Ok(logs.filter()),
+        (None, Some(level)) => logs.add(level),
+        (Some(_), level) => logs.reset(level.unwrap_or_default()),
+    };
+    match changed {
+        Ok(filter) => text(StatusCode::OK, format!("current log level is {filter}\n")),
+        Err(error) => text(StatusCode::BAD_REQUEST, format!("{error}\n{LOGGING_USAGE}")),
+    }
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Why a connection or request failed, told three ways: a text for a person, a flag for metrics, a status for the client.
+//!
+//! The exhaustive matches below are the only place that gives flags and statuses.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hbone::wire::MalformedRequest;
+use hbone::{OpenError, TunnelError};
+use http::StatusCode;
+use mesh::NoEndpoint;
+
+use crate::destination::Unserved;
+
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Failure {
+    /// It is not ours to serve, or not yet.
+    #[error("{0}")]
+    Unserved(#[from] Unserved),
+    /// A policy, or the absence of one that this waypoint's pod names, forbids it.
+    #[error("{0}")]
+    Denied(Arc<str>),
+    /// It was allowed once.
+    #[error("closed because policy changed: {0}")]
+    PolicyChanged(Arc<str>),
+    /// It is no CONNECT request at all.
+    #[error("malformed request: {0}")]
+    Malformed(MalformedRequest),
+    #[error("handshake with the client failed: {0}")]
+    ClientHandshake(Arc<str>),
+    /// The client's certificate, or one above it, has been taken back.
+    #[error("{0}")]
+    Revoked(Arc<str>),
+    #[error("the client's tunnel broke the protocol: {0}")]
+    ClientProtocol(TunnelError),
+    #[error("no certificate for this waypoint: {0}")]
+    Certificate(Arc<str>),
+    #[error("there are {0} connections, as many as there may be")]
+    Full(usize),
+    #[error("{name} cannot take it: {reason}")]
+    NoEndpoint { name: Arc<str>, reason: NoEndpoint },
+    #[error("workload {workload} cannot be reached from here: {reason}")]
+    Unreachable {
+        workload: Arc<str>,
+        reason: &'static str,
+    },
+    #[error("cannot connect to {to}: {error}")]
+    Connect {
+        to: SocketAddr,
+        error: Arc<io::Error>,
+    },
+    #[error("connecting to {to} took longer than {limit:?}")]
+    ConnectTimeout { to: SocketAddr, limit: Duration },
+    #[error("{0}")]
+    Tunnel(OpenError),
+    /// An established connection broke on the far side.
+    #[error("connection broke: {0}")]
+    Broken(Arc<str>),
+    /// The client has left, or broke its own connection.
+    #[error("the client has left: {0}")]
+    ClientGone(Arc<str>),
+    /// Not the connection's fault: this process is going away.
+    #[error("closed by drain")]
+    Drained,
+}
+
+/// The `response_flags` label, in Envoy's letters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Flag {
+    None,
+    /// No route leads there.
+    NoRoute,
+    /// No endpoint can take it.
+    NoHealthyUpstream,
+    /// The endpoint could not be connected to.
+    UpstreamConnectionFailure,
+    /// The endpoint broke an established connection.
+    UpstreamConnectionTermination,
+    /// There are too many already.
+    Overflow,
+    /// The client left before it was answered.
+    DownstreamConnectionTermination,
+    /// The client broke the protocol.
+    DownstreamProtocolError,
+    /// A policy forbids it.
+    Denied,
+    /// Who the client is, or who this process is, can't be proven.
+    Identity,
+}
+
+impl Flag {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "-",
+            Self::NoRoute => "NR",
+            Self::NoHealthyUpstream => "UH",
+            Self::UpstreamConnectionFailure => "UF",
+            Self::UpstreamConnectionTermination => "UC",
+            Self::Overflow => "UO",
+            Self::DownstreamConnectionTermination => "DC",
+            Self::DownstreamProtocolError => "DPE",
+            Self::Denied => "DENY",
+            Self::Identity => "IDENTITY_ERROR",
+        }
+    }
+}
+
+impl Failure {
+    pub fn flag(&self) -> Flag {
+        match self {
+            Self::Unserved(_) => Flag::NoRoute,
+            Self::Denied(_) | Self::PolicyChanged(_) => Flag::Denied,
+            Self::Malformed(_) | Self::ClientProtocol(_) => Flag::DownstreamProtocolError,
+            Self::ClientHandshake(_) | Self::Revoked(_) | Self::Certificate(_) => Flag::Identity,
+            Self::Full(_) => Flag::Overflow,
+            Self::NoEndpoint { .. } | Self::Unreachable { .. } => Flag::NoHealthyUpstream,
+            Self::Connect { .. } | Self::ConnectTimeout { .. } | Self::Tunnel(_) => {
+                Flag::UpstreamConnectionFailure
+            }
+            Self::Broken(_) => Flag::UpstreamConnectionTermination,
+            Self::ClientGone(_) => Flag::DownstreamConnectionTermination,
+            Self::Drained => Flag::None,
+        }
+    }
+
+    /// The answer to a CONNECT.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Unserved(
+                Unserved::NotOurs { .. }
+                | Unserved::UnknownAddress(_)
+                | Unserved::UnknownHost(_)
+                | Unserved::NoPort { .. },
+            ) => StatusCode::NOT_FOUND,
+            Self::Denied(_) | Self::PolicyChanged(_) => StatusCode::FORBIDDEN,
+            Self::Malformed(_) | Self::ClientProtocol(_) => StatusCode::BAD_REQUEST,
+            Self::Unserved(Unserved::OwnPod(_) | Unserved::NotTold(_))
+            | Self::ClientHandshake(_)
+            | Self::Revoked(_)
+            | Self::Certificate(_)
+            | Self::Full(_)
+            | Self::NoEndpoint { .. }
+            | Self::Unreachable { .. }
+            | Self::Connect { .. }
+            | Self::ConnectTimeout { .. }
+            | Self::Tunnel(_)
+            | Self::Broken(_)
+            | Self::ClientGone(_)
+            | Self::Drained => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// Whether another endpoint may do better: nothing was delivered, and nobody but this one is at fault.
+    pub fn is_the_endpoints(&self) -> bool {
+        match self {
+            Self::Connect { .. } | Self::ConnectTimeout { .. } => true,
+            Self::Tunnel(error) => !matches!(
+                error,
+                OpenError::Certificate { .. }
+                    | OpenError::CertificateTimeout { .. }
+                    | OpenError::Request { .. }
+                    | OpenError::PoolClosed
+                    // Its node has decided.
+                    | OpenError::Refused { status: 401 | 403, .. }
+            ),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One record per connection, closed exactly once → access log line, `istio_tcp_*` metrics, and the latest failures.
+//!
+//! As in all of Istio's metrics, what the client sends is `received`.
+
+mod labels;
+mod refusals;
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use hbone::{Count, Meter};
+use metrics::Counter;
+use ops::metrics::Metrics;
+use ops::workers::WorkerId;
+use parking_lot::Mutex;
+use spiffe::SpiffeId;
+use tracing::Level;
+
+pub use self::labels::{End, Labels, Security};
+pub use self::refusals::{Refusal, Refusals};
+use crate::failure::{Failure, Flag};
+
+/// Label sets whose counters stay at hand on each worker.
+const CACHED_LABEL_SETS: usize = 4096;
+
+const FAMILIES: [(&str, &str); 6] = [
+    (
+        "istio_tcp_connections_opened_total",
+        "The total number of TCP connections opened",
+    ),
+    (
+        "istio_tcp_connections_closed_total",
+        "The total number of TCP connections closed",
+    ),
+    (
+        "istio_tcp_received_bytes_total",
+        "The total number of bytes received from clients",
+    ),
+    (
+        "istio_tcp_sent_bytes_total",
+        "The total number of bytes sent to clients",
+    ),
+    (
+        "culvert_connections_refused_total",
+        "Connections and tunnels that were refused, by flag",
+    ),
+    (
+        "culvert_connect_retries_total",
+        "Attempts to connect that were made again at another endpoint",
+    ),
+];
+
+type Cached = HashMap<Labels, Arc<TcpCounters>>;
+
+pub struct Recorder {
+    metrics: Metrics,
+    /// One per worker.
+    cached: Box<[Mutex<Cached>]>,
+    refusals: Refusals,
+}
+
+/// The two ends of a connection, as far as they are known.
+#[derive(Debug, Clone)]
+pub struct Ends {
+    /// Where the client's tunnel comes from.
+    pub source: SocketAddr,
+    pub identity: SpiffeId,
+    /// What was asked for.
+    pub authority: Arc<str>,
+}
+
+/// The counters of one label set.
+struct TcpCounters {
+    opened: Counter,
+    received: Arc<dyn Count>,
+    sent: Arc<dyn Count>,
+}
+
+struct Total(Counter);
+
+impl Count for Total {
+    fn add(&self, bytes: u64) {
+        self.0.increment(bytes);
+    }
+}
+
+/// Whose bytes a relay calls sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Near {
+    Client,
+    Endpoint,
+}
+
+/// An open connection's record. Dropping it without a result closes it as drained.
+pub struct Connection {
+    recorder: Arc<Recorder>,
+    ends: Ends,
+    /// The endpoint.
+    upstream: SocketAddr,
+    labels: Labels,
+    near: Near,
+    meter: Arc<Meter>,
+    opened_at: Instant,
+    closed: bool,
+}
+
+impl Recorder {
+    pub fn new(metrics: Metrics, workers: usize) -> Arc<Self> {
+        for (name, help) in FAMILIES {
+            metrics.describe(name, help);
+        }
+        Arc::new(Self {
+            metrics,
+            cached: (0..workers).map(|_| Mutex::default()).collect(),
+            refusals: Refusals::default(),
+        })
+    }
+
+    pub fn refusals(&self) -> &Refusals {
+        &self.refusals
+    }
+
+    /// A connection to an endpoint that was reached.
+    pub fn open(
+        self: &Arc<Self>,
+        worker: WorkerId,
+        ends: Ends,
+        upstream: SocketAddr,
+        labels: Labels,
+        near: Near,
+    ) -> Connection {
+        let counters = self.counters(worker, &labels);
+        counters.opened.increment(1);
+        let (received, sent) = (Arc::clone(&counters.received), Arc::clone(&counters.sent));
+        let meter = match near {
+            Near::Client => Meter::with_counters(received, sent),
+            Near::Endpoint => Meter::with_counters(sent, received),
+        };
+        Connection {
+            recorder: Arc::clone(self),
+            ends,
+            upstream,
+            labels,
+            near,
+            meter: Arc::new(meter),
+            opened_at: Instant::now(),
+            closed: false,
+        }
+    }
+
+    /// A connection that reached no endpoint.
+    pub fn refuse(&self, ends: &Ends, failure: &Failure) {
+        let (identity, authority) = (ends.identity.as_str(), &*ends.authority);
+        self.note(ends.source, Some(identity), Some(authority), failure);
+        tracing::event!(
+            target: "access",
+            parent: None,
+            Level::WARN,
+            {
+                src.addr = %ends.source,
+                src.identity = identity,
+                dst.hbone_addr = authority,
+                direction = "waypoint",
+                response_flags = failure.flag().as_str(),
+                error = %failure,
+            },
+            "connection failed"
+        );
+    }
+
+    /// A tunnel that nobody was let in by.
+    pub fn refuse_tunnel(&self, source: SocketAddr, failure: &Failure) {
+        self.note(source, None, None, failure);
+        tracing::event!(
+            target: "access",
+            parent: None,
+            Level::WARN,
+            {
+                src.addr = %source,
+                direction = "waypoint",
+                response_flags = failure.flag().as_str(),
+                error = %failure,
+            },
+            "tunnel failed"
+        );
+    }
+
+    pub fn retried(&self) {
+        self.metrics
+            .counter("culvert_connect_retries_total", &[])
+            .increment(1);
+    }
+
+    fn note(
+        &self,
+        source: SocketAddr,
+        identity: Option<&str>,
+        destination: Option<&str>,
+        failure: &Failure,
+    ) {
+        let flag = failure.flag().as_str();
+        self.metrics
+            .counter("culvert_connections_refused_total", &[("flag", flag)])
+            .increment(1);
+        self.refusals.push(source, identity, destination, failure);
+    }
+
+    fn counters(&self, worker: WorkerId, labels: &Labels) -> Arc<TcpCounters> {
+        let mut cached = self.cached[worker.index()].lock();
+        if let Some(counters) = cached.get(labels) {
+            return Arc::clone(counters);
+        }
+        if cached.len() >= CACHED_LABEL_SETS {
+            cached.clear();
+        }
+        let counter = |name: &str| {
+            let more = [("request_protocol", "tcp"), ("response_flags", "-")];
+            labels.with(&more, |labels| self.metrics.counter(name, labels))
+        };
+        let counters = Arc::new(TcpCounters {
+            opened: counter("istio_tcp_connections_opened_total"),
+            received: Arc::new(Total(counter("istio_tcp_received_bytes_total"))),
+            sent: Arc::new(Total(counter("istio_tcp_sent_bytes_total"))),
+        });
+        cached.insert(labels.clone(), Arc::clone(&counters));
+        counters
+    }
+}
+
+impl Connection {
+    /// For the relay whose near side is what the record was opened with.
+    pub fn meter(&self) -> &Arc<Meter> {
+        &self.meter
+    }
+
+    pub fn close(mut self, result: Result<(), Failure>) {
+        self.finish(&result);
+    }
+
+    fn finish(&mut self, result: &Result<(), Failure>) {
+        if std::mem::replace(&mut self.closed, true) {
+            return;
+        }
+        let flag = result.as_ref().err().map_or(Flag::None, Failure::flag);
+        let more = [
+            ("request_protocol", "tcp"),
+            ("response_flags", flag.as_str()),
+        ];
+        let metrics = &self.recorder.metrics;
+        let closed =
+            |labels: &[(&str, &str)]| metrics.counter("istio_tcp_connections_closed_total", labels);
+        self.labels.with(&more, closed).increment(1);
+        let failure = result.as_ref().err();
+        if let Some(failure) = failure.filter(|_| flag != Flag::None) {
+            let ends = &self.ends;
+            let (identity, authority) = (ends.identity.as_str(), &*ends.authority);
+            self.recorder
+                .refusals
+                .push(ends.source, Some(identity), Some(authority), failure);
+        }
+        self.log(flag, failure);
+    }
+
+    fn log(&self, flag: Flag, failure: Option<&Failure>) {
+        let (received, sent) = match self.near {
+            Near::Client => (self.meter.sent(), self.meter.received()),
+            Near::Endpoint => (self.meter.received(), self.meter.sent()),
+        };
+        let to = &self.labels.destination;
+        let service = self.labels.service.as_ref().map(|names| &*names[0]);
+        let error = failure.map(Failure::to_string);
+        tracing::event!(
+            target: "access",
+            parent: None,
+            Level::INFO,
+            {
+                src.addr = %self.ends.source,
+                src.identity = self.ends.identity.as_str(),
+                src.workload = &*self.labels.source.workload,
+                dst.addr = %self.upstream,
+                dst.hbone_addr = &*self.ends.authority,
+                dst.service = service,
+                dst.workload = &*to.workload,
+                dst.identity = to.principal.as_ref().map(SpiffeId::as_str),
+                direction = "waypoint",
+                bytes_recv = received,
+                bytes_sent = sent,
+                duration = format!("{}ms", self.opened_at.elapsed().as_millis()),
+                response_flags = flag.as_str(),
+                error = error.as_deref(),
+            },
+            "connection complete"
+        );
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.finish(&Err(Failure::Drained));
+    }
+}

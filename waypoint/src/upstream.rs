@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The far side of a connection: an endpoint in a tunnel, or in plain where it is not of the mesh.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hbone::wire::{Authority, ConnectRequest, PORT};
+use hbone::{BoxFuture, Dial, PoolKey, Stream};
+use mesh::Endpoint;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::destination::Destination;
+use crate::endpoints::{Chosen, Using, Way};
+use crate::failure::Failure;
+use crate::listener::Arrival;
+use crate::waypoint::Waypoint;
+
+/// Bound on a plain connect; that on a tunnel is the tunnel's own.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Endpoints of one connection that are tried.
+const MOST_ATTEMPTS: usize = 3;
+
+/// A connection to an endpoint.
+pub struct Upstream {
+    pub leg: Leg,
+    pub chosen: Chosen,
+    pub using: Using,
+}
+
+/// What carries it.
+pub enum Leg {
+    Tunnel(Stream),
+    Plain(TcpStream),
+}
+
+/// Connects to an endpoint of what was meant; to another one, while it fails and nothing was said.
+pub async fn connect(
+    waypoint: &Waypoint,
+    arrival: &Arrival,
+    destination: &Destination,
+) -> Result<Upstream, Failure> {
+    let mut tried: Vec<Endpoint> = Vec::new();
+    let mut last = None;
+    loop {
+        let chosen = {
+            let known = waypoint.state.read();
+            let rng = &mut rand::rng();
+            waypoint
+                .endpoints
+                .choose(&known, &waypoint.own, destination, &tried, rng)
+        };
+        let chosen = match (chosen, last.take()) {
+            (Ok(chosen), _) => chosen,
+            // That nobody is left says less than why the last one failed.
+            (Err(_), Some(failure)) => return Err(failure),
+            (Err(refusal), None) => return Err(refusal),
+        };
+        let using = waypoint.endpoints.begin(chosen.endpoint());
+        match reach(waypoint, arrival, destination, &chosen).await {
+            Ok(leg) => {
+                using.succeeded();
+                return Ok(Upstream { leg, chosen, using });
+            }
+            Err(failure) if !failure.is_the_endpoints() => return Err(failure),
+            Err(failure) => {
+                using.failed(&failure);
+                tried.push(chosen.endpoint());
+                if tried.len() >= MOST_ATTEMPTS {
+                    return Err(failure);
+                }
+                last = Some(failure);
+                waypoint.recorder.retried();
+            }
+        }
+    }
+}
+
+/// One attempt.
+pub async fn reach(
+    waypoint: &Waypoint,
+    arrival: &Arrival,
+    destination: &Destination,
+    chosen: &Chosen,
+) -> Result<Leg, Failure> {
+    let to = chosen.address;
+    match &chosen.way {
+        Way::Plain => match timeout(CONNECT_TIMEOUT, dial(to)).await {
+            Ok(Ok(socket)) => Ok(Leg::Plain(socket)),
+            Ok(Err(error)) => Err(Failure::Connect {
+                to,
+                error: Arc::new(error),
+            }),
+            Err(_) => Err(Failure::ConnectTimeout {
+                to,
+                limit: CONNECT_TIMEOUT,
+            }),
+        },
+        Way::Tunnel { expected } => {
+            let key = PoolKey {
+                source: waypoint.own.identity.clone(),
+                destination: Arc::clone(expected),
+                address: SocketAddr::new(to.ip(), PORT),
+                source_ip: waypoint.own.address,
+            };
+            let request = ConnectRequest {
+                baggage: arrival.request.baggage.clone(),
+                forwarded: arrival.forwarded(destination),
+                traceparent: arrival.request.traceparent,
+                ..ConnectRequest::new(Authority::from(to))
+            };
+            let pool = waypoint.worker(arrival.worker).tunnels();
+            let opened = pool.open(&key, &Directly, request).await;
+            let (stream, _peer) = opened.map_err(Failure::Tunnel)?;
+            Ok(Leg::Tunnel(stream))
+        }
+    }
+}
+
+struct Directly;
+
+impl Dial for Directly {
+    fn dial(&self, to: SocketAddr) -> BoxFuture<'_, io::Result<TcpStream>> {
+        Box::pin(dial(to))
+    }
+}
+
+async fn dial(to: SocketAddr) -> io::Result<TcpStream> {
+    let socket = TcpStream::connect(to).await?;
+    socket.set_nodelay(true)?;
+    Ok(socket)
+}
+
+impl AsyncRead for Leg {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tunnel(stream) => Pin::new(stream).poll_read(cx, buf),
+            Self::Plain(socket) => Pin::new(socket).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Leg {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tunnel(stream) => Pin::new(stream).poll_write(cx, buf),
+            Self::Plain(socket) => Pin::new(socket).poll_write(cx, buf),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tunnel(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Plain(socket) => Pin::new(socket).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tunnel(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Plain(socket) => Pin::new(socket).poll_shutdown(cx),
+        }
+    }
+}
