@@ -11,7 +11,8 @@
 //! what this node alone sees. Where all that may be used are failing, nobody can say which is better, and all of the best
 //! locality take part.
 //!
-//! When nothing is left, the answer names the step that left nothing.
+//! When nothing is left, the answer names the step that left nothing. Who goes by other measures than open connections
+//! takes the steps one by one: [`permitted`], [`preferred`], [`draw`].
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -82,27 +83,58 @@ pub fn pick(
     seen: Seen<'_>,
     rng: &mut impl Rng,
 ) -> Result<Upstream, NoEndpoint> {
+    let permitted = permitted(store, service, source, port, rule, seen.tried)?;
+    let preferred = preferred(permitted, service, source, seen);
+    let weight = |candidate: &Candidate<'_>| u64::from(candidate.0.capacity);
+    let load = |candidate: &Candidate<'_>| u64::from(seen.standings.load(&endpoint(candidate)));
+    let drawn = draw(&preferred, weight, load, rng).ok_or(NoEndpoint::NoCapacity)?;
+    Ok(upstream(drawn, service))
+}
+
+/// An endpoint and its port.
+pub type Candidate<'s> = (&'s Arc<Workload>, u16);
+
+/// Every endpoint that a connection may go to, whatever its locality and however it does: ready, reachable, on the port
+/// asked for, not tried, and within the locality that the service insists on.
+///
+/// # Errors
+/// Names what left no endpoint.
+pub fn permitted<'s>(
+    store: &'s Store,
+    service: &Service,
+    source: &Workload,
+    port: u16,
+    rule: PortRule,
+    tried: &[Endpoint],
+) -> Result<Vec<Candidate<'s>>, NoEndpoint> {
     let mut candidates = candidates(store, service, source, port, rule)?;
-    if !seen.tried.is_empty() {
-        candidates.retain(|candidate| !seen.tried.contains(&endpoint(candidate)));
+    if !tried.is_empty() {
+        candidates.retain(|candidate| !tried.contains(&endpoint(candidate)));
         if candidates.is_empty() {
             return Err(NoEndpoint::AllTried);
         }
     }
-    let permitted = permitted(candidates, &service.load_balancer, source)?;
-    let trusted = trusted(permitted, seen);
-    let best = best_locality(trusted, &service.load_balancer, source);
-    let load = |candidate: &Candidate<'_>| seen.standings.load(&endpoint(candidate));
-    let (workload, port) = draw(&best, load, rng).ok_or(NoEndpoint::NoCapacity)?;
-    Ok(Upstream {
+    within(candidates, &service.load_balancer, source)
+}
+
+/// Of those, the ones of the best locality that has any which have not failed lately.
+pub fn preferred<'s>(
+    permitted: Vec<Candidate<'s>>,
+    service: &Service,
+    source: &Workload,
+    seen: Seen<'_>,
+) -> Vec<Candidate<'s>> {
+    best_locality(trusted(permitted, seen), &service.load_balancer, source)
+}
+
+/// A candidate of a service as what it is picked for.
+pub fn upstream((workload, port): Candidate<'_>, service: &Arc<Service>) -> Upstream {
+    Upstream {
         workload: workload.clone(),
         port,
         service: Some(service.clone()),
-    })
+    }
 }
-
-/// An endpoint and its port.
-type Candidate<'s> = (&'s Arc<Workload>, u16);
 
 fn candidates<'s>(
     store: &'s Store,
@@ -168,7 +200,7 @@ pub fn target_port(
 }
 
 /// What a service that insists on a locality leaves.
-fn permitted<'s>(
+fn within<'s>(
     mut candidates: Vec<Candidate<'s>>,
     balancer: &LoadBalancer,
     source: &Workload,
@@ -246,42 +278,44 @@ fn shares(scope: Scope, source: &Workload, endpoint: &Workload) -> bool {
     }
 }
 
-fn endpoint((workload, port): &Candidate<'_>) -> Endpoint {
+/// What a candidate is known by.
+pub fn endpoint((workload, port): &Candidate<'_>) -> Endpoint {
     Endpoint {
         workload: workload.uid.clone(),
         port: *port,
     }
 }
 
-/// Draws two by weight and takes the one that has less to do for its capacity; the first, if it is all the same.
-fn draw<'s>(
+/// Draws two by weight and takes the one that has less to do for its weight; the first, if it is all the same. None where
+/// nothing weighs anything.
+pub fn draw<'s>(
     candidates: &[Candidate<'s>],
-    load: impl Fn(&Candidate<'s>) -> u32,
+    weight: impl Fn(&Candidate<'s>) -> u64,
+    load: impl Fn(&Candidate<'s>) -> u64,
     rng: &mut impl Rng,
 ) -> Option<Candidate<'s>> {
-    let first = draw_one(candidates, None, rng)?;
-    let Some(second) = draw_one(candidates, Some(first), rng) else {
+    let first = draw_one(candidates, None, &weight, rng)?;
+    let Some(second) = draw_one(candidates, Some(first), &weight, rng) else {
         return Some(candidates[first]);
     };
     let (first, second) = (candidates[first], candidates[second]);
-    // load / capacity, without division.
+    // load / weight, without division.
     let burden = |one: &Candidate<'s>, other: &Candidate<'s>| {
-        u64::from(load(one)) * u64::from(other.0.capacity)
+        u128::from(load(one)) * u128::from(weight(other))
     };
     let second_is_freer = burden(&second, &first) < burden(&first, &second);
     Some(if second_is_freer { second } else { first })
 }
 
 /// The place of one drawn by weight, `except` left out; none where no weight is left.
-fn draw_one(
-    candidates: &[Candidate<'_>],
+fn draw_one<'s>(
+    candidates: &[Candidate<'s>],
     except: Option<usize>,
+    weight: impl Fn(&Candidate<'s>) -> u64,
     rng: &mut impl Rng,
 ) -> Option<usize> {
     let weights = || {
-        let weight =
-            |(place, (workload, _)): (usize, &Candidate<'_>)| (place, u64::from(workload.capacity));
-        let all = candidates.iter().enumerate().map(weight);
+        let all = candidates.iter().map(&weight).enumerate();
         all.filter(|(place, _)| Some(*place) != except)
     };
     let total: u64 = weights().map(|(_, weight)| weight).sum();
