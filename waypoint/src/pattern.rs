@@ -10,7 +10,7 @@ use regex::bytes::{Regex, RegexBuilder};
 const LONGEST: usize = 4096;
 
 /// Bytes that a compiled expression may take, and those of what it remembers of earlier matches.
-const SIZE: usize = 1 << 20;
+const SIZE: usize = 1 << 18;
 
 /// An expression that has to match a value from its first byte to its last.
 #[derive(Debug, Clone)]
@@ -99,7 +99,7 @@ mod tests {
         assert_eq!(why(&"a".repeat(4097)), "it has 4097 bytes, more than 4096");
         assert_eq!(
             why("(((a{50}){50}){50}){50}"),
-            "it takes more than 1048576 bytes when compiled"
+            "it takes more than 262144 bytes when compiled"
         );
     }
 

@@ -17,6 +17,7 @@ use proto::waypoint::SessionPersistence;
 use proto::waypoint::session_persistence::Carrier as Wire;
 use xxhash_rust::xxh64::Xxh64;
 
+use crate::filters::headers::route_header;
 use crate::route::{Destination, RuleName};
 
 /// Seconds since the epoch.
@@ -71,19 +72,22 @@ impl Session {
             ),
             name => name.to_owned(),
         };
-        // A cookie's name is a token as a header's is (RFC 6265 §4.1.1), but case counts.
-        let as_header = HeaderName::from_bytes(name.as_bytes());
-        let as_header =
-            as_header.map_err(|_| format!("session persistence: {name:?} is no name"))?;
+        let bad = |why: String| format!("session persistence: {why}");
         let carrier = match Wire::try_from(wire.carrier) {
-            Ok(Wire::Cookie) => Carrier::Cookie(name.into()),
-            Ok(Wire::Header) => Carrier::Header(as_header),
-            Err(_) => {
-                return Err(format!(
-                    "session persistence: carrier {} is not known",
-                    wire.carrier
-                ));
+            Ok(Wire::Cookie) => {
+                // A token as a header's name is (RFC 6265 §4.1.1), but case counts.
+                let token = HeaderName::from_bytes(name.as_bytes());
+                token.map_err(|_| bad(format!("{name:?} is not a cookie's name")))?;
+                Carrier::Cookie(name.into())
             }
+            Ok(Wire::Header) => {
+                let header = route_header(&name).map_err(|error| bad(error.to_string()))?;
+                if [header::COOKIE, header::SET_COOKIE].contains(&header) {
+                    return Err(bad(format!("{header} is for cookies")));
+                }
+                Carrier::Header(header)
+            }
+            Err(_) => return Err(bad(format!("carrier {} is not known", wire.carrier))),
         };
         Ok(Self {
             carrier,
@@ -128,7 +132,7 @@ impl Session {
         // A quarter of the idle time may pass untold; the client comes a quarter short of it at worst.
         let is_fresh = |pin: Pin| {
             self.idle
-                .is_none_or(|idle| now.0 - pin.used.0 < idle.div_ceil(4))
+                .is_none_or(|idle| now.0.saturating_sub(pin.used.0) < idle.div_ceil(4))
         };
         if known.is_some_and(is_fresh) {
             return;
@@ -146,7 +150,7 @@ impl Session {
             Carrier::Cookie(name) => {
                 let age = self
                     .absolute
-                    .map(|absolute| absolute - (now.0 - begun.0).min(absolute));
+                    .map(|absolute| absolute - now.0.saturating_sub(begun.0).min(absolute));
                 let age = age.map_or(String::new(), |age| format!("; Max-Age={age}"));
                 let cookie = format!("{name}={token}; Path=/; HttpOnly; SameSite=Lax{age}");
                 (header::SET_COOKIE, cookie)

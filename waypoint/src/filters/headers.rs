@@ -60,7 +60,7 @@ impl HeaderEdit {
         let add = values(&edit.add, &mut named)?;
         let mut remove = Vec::new();
         for text in &edit.remove {
-            let name = name(text)?;
+            let name = route_header(text)?;
             if !remove.contains(&name) {
                 remove.push(name);
             }
@@ -100,7 +100,7 @@ fn values(
 ) -> Result<Box<[(HeaderName, HeaderValue)]>, BadEdit> {
     let mut values: Vec<(HeaderName, HeaderValue)> = Vec::with_capacity(list.len());
     for header in list {
-        let name = name(&header.name)?;
+        let name = route_header(&header.name)?;
         if values.iter().any(|(earlier, _)| *earlier == name) {
             continue;
         }
@@ -114,7 +114,8 @@ fn values(
     Ok(values.into())
 }
 
-fn name(text: &str) -> Result<HeaderName, BadEdit> {
+/// A header that a route may have a say in.
+pub(crate) fn route_header(text: &str) -> Result<HeaderName, BadEdit> {
     let name = HeaderName::from_bytes(text.as_bytes());
     let name = name.map_err(|_| BadEdit::Name(text.to_owned()))?;
     if name == header::HOST {

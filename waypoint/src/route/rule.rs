@@ -139,8 +139,8 @@ impl Backend {
             Some(Target::Destination(destination)) => {
                 Destination::compile(destination).map_err(|error| text(error.to_string()))
             }
-            Some(Target::Invalid(why)) => Err(text(why.clone())),
-            None => Err(text("it names no target".into())),
+            Some(Target::Invalid(why)) if !why.is_empty() => Err(text(why.clone())),
+            Some(Target::Invalid(_)) | None => Err(text("it names no target".into())),
         };
         let filters = match Filters::compile(&wire.filters) {
             Ok(filters) if filters.replaces_prefix() && !by_prefix => Err(text(NO_PREFIX.into())),

@@ -95,8 +95,8 @@ fn compile(backends: &[proto::waypoint::TcpBackend]) -> Backends {
         Some(Target::Destination(destination)) => {
             Destination::compile(destination).map_err(|error| error.to_string().into())
         }
-        Some(Target::Invalid(why)) => Err(why.as_str().into()),
-        None => Err("it names no target".into()),
+        Some(Target::Invalid(why)) if !why.is_empty() => Err(why.as_str().into()),
+        Some(Target::Invalid(_)) | None => Err("it names no target".into()),
     };
     Split::new(
         backends

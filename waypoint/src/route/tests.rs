@@ -9,8 +9,11 @@
 
 mod answers;
 mod conformance;
+mod faults;
 mod naive;
 mod redirects;
+mod rewrites;
+mod services;
 
 use http::{HeaderName, Uri};
 use proto::waypoint::path_match::Kind as Path;

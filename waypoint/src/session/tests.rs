@@ -167,8 +167,25 @@ fn bad_sessions_say_why() {
     };
     assert_eq!(
         why(|wire| wire.name = "a;b".into()),
-        "session persistence: \"a;b\" is no name"
+        "session persistence: \"a;b\" is not a cookie's name"
     );
+    for (name, expected) in [
+        ("Host", "the host is changed by a rewrite, not by a header"),
+        (
+            "Content-Length",
+            "content-length is the connection's, not a route's",
+        ),
+        ("Set-Cookie", "set-cookie is for cookies"),
+        ("a;b", "\"a;b\" is not a header's name"),
+    ] {
+        let wire = SessionPersistence {
+            name: name.into(),
+            carrier: Wire::Header.into(),
+            ..SessionPersistence::default()
+        };
+        let why = Session::compile(&wire, &rule()).unwrap_err();
+        assert_eq!(why, format!("session persistence: {expected}"));
+    }
     assert_eq!(
         why(|wire| wire.carrier = 7),
         "session persistence: carrier 7 is not known"

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Leaves alone for a while what answers with errors again and again.
+//!
+//! ```text
+//!              so many errors in a row, and not too many out
+//!  counted ─────────────────────────────────────────────────► out, for a time times how often it was
+//!     ▲                                                         │
+//!     └──────────────────────── time is over ───────────────────┘
+//! ```
+//!
+//! In: how attempts end, with the time. Out: who is out. Who can't be connected to is `mesh`'s to leave out. Never are so
+//! many out that the rest could not carry the load: there is a largest share, and one always stays.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use mesh::Endpoint;
+
+use super::retry::Outcome;
+
+/// What counts, and what follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Policy {
+    /// Which errors are counted.
+    pub errors: Errors,
+    /// How many in a row put an endpoint out. Zero: never.
+    pub in_a_row: u32,
+    /// How long it is out the first time; the second time twice as long, and so on.
+    pub first: Duration,
+    /// The longest.
+    pub longest: Duration,
+    /// Most endpoints of a service that are out at a time, in percent; one may always be, where there are others.
+    pub most: u32,
+}
+
+impl Default for Policy {
+    /// Envoy's figures.
+    fn default() -> Self {
+        Self {
+            errors: Errors::Gateway,
+            in_a_row: 5,
+            first: Duration::from_secs(30),
+            longest: Duration::from_secs(300),
+            most: 10,
+        }
+    }
+}
+
+/// Errors that an endpoint is blamed for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Errors {
+    /// 502, 503, 504, and connections that break off or take too long.
+    Gateway,
+    /// Those, and every other 5xx.
+    All,
+}
+
+/// The endpoints of one service.
+#[derive(Debug, Default)]
+pub struct Outliers {
+    suspects: HashMap<Endpoint, Suspect>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Suspect {
+    in_a_row: u32,
+    /// How often it was out.
+    times: u32,
+    until: Option<Instant>,
+}
+
+impl Outliers {
+    /// An attempt ended. Says for how long its endpoint is out now, if this put it out. `of` so many endpoints.
+    pub fn ended(
+        &mut self,
+        policy: &Policy,
+        endpoint: &Endpoint,
+        outcome: Outcome,
+        of: usize,
+        now: Instant,
+    ) -> Option<Duration> {
+        if !policy.errors.count(outcome) {
+            self.succeeded(policy, endpoint, now);
+            return None;
+        }
+        // As many as there are endpoints, whatever comes and goes.
+        if self.suspects.len() >= of.saturating_mul(2).max(16) {
+            self.suspects.retain(|_, suspect| suspect.is_out(now));
+        }
+        let out = self.out(now).count();
+        let suspect = self.suspects.entry(endpoint.clone()).or_insert(Suspect {
+            in_a_row: 0,
+            times: 0,
+            until: None,
+        });
+        if suspect.is_out(now) {
+            // It began before.
+            return None;
+        }
+        suspect.in_a_row = suspect.in_a_row.saturating_add(1);
+        let is_enough = policy.in_a_row > 0 && suspect.in_a_row >= policy.in_a_row;
+        if !is_enough || out >= policy.most_of(of) {
+            return None;
+        }
+        suspect.in_a_row = 0;
+        suspect.times = suspect.times.saturating_add(1);
+        let out_for = policy
+            .first
+            .saturating_mul(suspect.times)
+            .min(policy.longest);
+        suspect.until = Some(now + out_for);
+        Some(out_for)
+    }
+
+    /// Errors have to come in a row; how often it was out is forgotten once it has been well for as long as it is out at
+    /// most.
+    fn succeeded(&mut self, policy: &Policy, endpoint: &Endpoint, now: Instant) {
+        let Some(suspect) = self.suspects.get_mut(endpoint) else {
+            return;
+        };
+        suspect.in_a_row = 0;
+        let is_well = suspect
+            .until
+            .is_none_or(|until| until + policy.longest < now);
+        if is_well {
+            self.suspects.remove(endpoint);
+        }
+    }
+
+    /// Whether it is to be left alone.
+    pub fn is_out(&self, endpoint: &Endpoint, now: Instant) -> bool {
+        let suspect = self.suspects.get(endpoint);
+        suspect.is_some_and(|suspect| suspect.is_out(now))
+    }
+
+    /// Who is.
+    pub fn out(&self, now: Instant) -> impl Iterator<Item = &Endpoint> {
+        let out = self
+            .suspects
+            .iter()
+            .filter(move |(_, suspect)| suspect.is_out(now));
+        out.map(|(endpoint, _)| endpoint)
+    }
+}
+
+impl Suspect {
+    fn is_out(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| now < until)
+    }
+}
+
+impl Policy {
+    fn most_of(&self, endpoints: usize) -> usize {
+        let share = endpoints.saturating_mul(self.most as usize) / 100;
+        share.max(1).min(endpoints.saturating_sub(1))
+    }
+}
+
+impl Errors {
+    fn count(self, outcome: Outcome) -> bool {
+        match outcome {
+            Outcome::BrokeOff | Outcome::TooLong | Outcome::Status(502..=504) => true,
+            Outcome::Status(500..=599) => self == Self::All,
+            Outcome::Status(_) | Outcome::NotConnected | Outcome::NotProcessed => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Picks the endpoint for one attempt of a request.
+//!
+//! ```text
+//! mesh: ready, reachable, not tried ─► the session's own ──────────────────────────────────────► one
+//!                                   └► not out ─► mesh: not failing, best locality ─► hash, load ─┘
+//! ```
+//!
+//! In: what `mesh` knows, what was seen of endpoints, the request's session and key, randomness. Out: an endpoint, or what
+//! left none. Where all that may be used are out, they are used: nobody can say which is better.
+
+use std::sync::Arc;
+
+use mesh::balance::{self, Candidate, PortRule, Upstream};
+use mesh::{Endpoint, NoEndpoint, Seen, Service, Store, Workload};
+use rand::Rng;
+
+use super::hash::{self, Key};
+use super::load::Loads;
+use super::outlier::Outliers;
+use super::slow_start::SlowStart;
+use crate::session::Pin;
+
+/// How one of several endpoints that are as good is chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Strategy {
+    /// Of two drawn by weight, the one with fewer requests for its weight.
+    #[default]
+    LeastRequest,
+    /// Of two drawn by weight, the one that is expected to answer sooner.
+    PeakEwma,
+    /// The one that this key belongs to.
+    Hash(Key),
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked<'a> {
+    /// An endpoint of this service.
+    pub service: &'a Arc<Service>,
+    /// On this port of it.
+    pub port: u16,
+    /// Where the client was before, if it is to come back.
+    pub pin: Option<Pin>,
+    /// How to choose.
+    pub strategy: Strategy,
+}
+
+/// What was seen of the service's endpoints.
+#[derive(Debug, Clone, Copy)]
+pub struct Observed<'a> {
+    /// What `mesh` goes by: who fails to connect, who carries how much, what was tried, the time.
+    pub seen: Seen<'a>,
+    /// Who answers with errors.
+    pub outliers: &'a Outliers,
+    /// Who answers how soon, and is how new.
+    pub loads: &'a Loads,
+    /// What new endpoints get.
+    pub slow_start: SlowStart,
+}
+
+/// Picks an endpoint, as a workload at `source`.
+///
+/// # Errors
+/// Names what left no endpoint.
+pub fn pick(
+    store: &Store,
+    source: &Workload,
+    asked: Asked<'_>,
+    observed: Observed<'_>,
+    rng: &mut impl Rng,
+) -> Result<Upstream, NoEndpoint> {
+    let Asked { service, port, .. } = asked;
+    let Observed { seen, outliers, .. } = observed;
+    let rule = PortRule::Defined;
+    let permitted = balance::permitted(store, service, source, port, rule, seen.tried)?;
+    let is_out = |endpoint: &Endpoint| {
+        outliers.is_out(endpoint, seen.now) || seen.standings.is_out(endpoint, seen.now)
+    };
+    if let Some(pin) = asked.pin {
+        let is_its_own = |candidate: &&Candidate<'_>| {
+            let endpoint = balance::endpoint(candidate);
+            pin.is_at(&endpoint) && !is_out(&endpoint)
+        };
+        if let Some(own) = permitted.iter().find(is_its_own) {
+            return Ok(balance::upstream(*own, service));
+        }
+    }
+    let usable = leave_out(permitted, outliers, seen);
+    let preferred = balance::preferred(usable, service, source, seen);
+    let chosen = choose(&preferred, asked.strategy, observed, rng);
+    let chosen = chosen.ok_or(NoEndpoint::NoCapacity)?;
+    Ok(balance::upstream(chosen, service))
+}
+
+fn leave_out<'s>(
+    permitted: Vec<Candidate<'s>>,
+    outliers: &Outliers,
+    seen: Seen<'_>,
+) -> Vec<Candidate<'s>> {
+    let is_in = |candidate: &&Candidate<'_>| {
+        let endpoint = balance::endpoint(candidate);
+        candidate.0.capacity > 0 && !outliers.is_out(&endpoint, seen.now)
+    };
+    if outliers.out(seen.now).next().is_none() {
+        return permitted;
+    }
+    let usable: Vec<_> = permitted.iter().filter(is_in).copied().collect();
+    if usable.is_empty() { permitted } else { usable }
+}
+
+fn choose<'s>(
+    candidates: &[Candidate<'s>],
+    strategy: Strategy,
+    observed: Observed<'_>,
+    rng: &mut impl Rng,
+) -> Option<Candidate<'s>> {
+    let Observed {
+        seen,
+        loads,
+        slow_start,
+        ..
+    } = observed;
+    let weight = |candidate: &Candidate<'_>| {
+        let age = match slow_start.window.is_zero() {
+            true => None,
+            false => loads.age(&balance::endpoint(candidate), seen.now),
+        };
+        u64::from(candidate.0.capacity) * u64::from(slow_start.percent(age))
+    };
+    match strategy {
+        Strategy::LeastRequest => {
+            let load = |candidate: &Candidate<'_>| {
+                u64::from(seen.standings.load(&balance::endpoint(candidate)))
+            };
+            balance::draw(candidates, weight, load, rng)
+        }
+        Strategy::PeakEwma => {
+            let load = |candidate: &Candidate<'_>| {
+                let endpoint = balance::endpoint(candidate);
+                loads.cost(&endpoint, seen.standings.load(&endpoint))
+            };
+            balance::draw(candidates, weight, load, rng)
+        }
+        Strategy::Hash(key) => {
+            let endpoints: Vec<_> = candidates.iter().map(balance::endpoint).collect();
+            let weights = candidates.iter().map(weight);
+            let place = hash::choose(key, endpoints.iter().zip(weights))?;
+            candidates.get(place).copied()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
