@@ -26,6 +26,7 @@ use capture::socket::{
 use identity::{CertificateError, CertificateSource, Certificates, WorkloadCertificate};
 use mesh::Workload;
 use mesh::workload::TunnelProtocol;
+use ops::serve::Arrivals;
 use ops::shutdown::{DrainSignal, Shutdown};
 use parking_lot::Mutex;
 use spiffe::SpiffeId;
@@ -332,6 +333,7 @@ impl PodProxy {
     async fn accept(self: Arc<Self>, entrance: Entrance, listener: Arc<TcpListener>) {
         let drain = self.drain.subscribe();
         let mut gate = self.shared.gate.0.subscribe();
+        let mut arrivals = Arrivals::of(&listener, entrance.name());
         loop {
             let open = *gate.borrow_and_update();
             let accepted = tokio::select! {
@@ -341,7 +343,7 @@ impl PodProxy {
                     Ok(()) => continue,
                     Err(_) => return,
                 },
-                accepted = ops::serve::accept(&listener, entrance.name()), if open => accepted,
+                accepted = arrivals.next(), if open => accepted,
             };
             match accepted {
                 Ok((socket, peer)) => self.hand_over(entrance, socket, canonical(peer)),

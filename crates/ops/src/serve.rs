@@ -19,6 +19,8 @@ use tracing::{debug, info, warn};
 
 use crate::shutdown::DrainSignal;
 
+/// So many are taken before everything else of the thread has its turn.
+const IN_A_ROW: u32 = 16;
 /// Pause after an `accept` that failed for want of resources.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 /// How often it is said that this goes on.
@@ -75,45 +77,69 @@ struct Exhausted {
     tell: Instant,
 }
 
-/// Accepts the next connection, riding out what [`classify_accept_error`] calls passing.
+/// Takes connections from a listener, one after the other.
 ///
-/// # Errors
-/// Only when the listener itself is broken.
-pub async fn accept(
-    listener: &TcpListener,
+/// What is established goes before what arrives: a crowd that comes faster than it can be served would otherwise stand
+/// in front of every byte of the others.
+pub struct Arrivals<'l> {
+    listener: &'l TcpListener,
     name: &'static str,
-) -> io::Result<(TcpStream, SocketAddr)> {
-    let mut exhausted: Option<Exhausted> = None;
-    loop {
-        match listener.accept().await {
-            Ok(accepted) => {
-                if let Some(Exhausted { since, failed, .. }) = exhausted {
-                    info!(listener = name, failed, after = ?since.elapsed(), "accepting again");
-                }
-                return Ok(accepted);
-            }
-            Err(error) => match classify_accept_error(&error) {
-                AcceptError::ConnectionGone => {
-                    debug!(listener = name, %error, "connection was gone before it was accepted");
-                }
-                AcceptError::Exhausted => {
-                    metrics::counter!("culvert_accept_exhausted_total", "listener" => name)
-                        .increment(1);
-                    let now = Instant::now();
-                    let state = exhausted.get_or_insert(Exhausted {
-                        since: now,
-                        failed: 0,
-                        tell: now,
-                    });
-                    state.failed += 1;
-                    if state.tell <= now {
-                        state.tell = now + EXHAUSTED_TELL;
-                        warn!(listener = name, failed = state.failed, %error, "cannot accept: the process is out of resources; clients wait");
+    in_a_row: u32,
+}
+
+impl<'l> Arrivals<'l> {
+    /// Those of a listener, which logs and counters call by this name.
+    pub fn of(listener: &'l TcpListener, name: &'static str) -> Self {
+        Self {
+            listener,
+            name,
+            in_a_row: 0,
+        }
+    }
+
+    /// The next connection, riding out what [`classify_accept_error`] calls passing. May be dropped while it waits.
+    ///
+    /// # Errors
+    /// Only when the listener itself is broken.
+    pub async fn next(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
+        if self.in_a_row == IN_A_ROW {
+            self.in_a_row = 0;
+            tokio::task::yield_now().await;
+        }
+        let name = self.name;
+        let mut exhausted: Option<Exhausted> = None;
+        loop {
+            match self.listener.accept().await {
+                Ok(accepted) => {
+                    if let Some(Exhausted { since, failed, .. }) = exhausted {
+                        info!(listener = name, failed, after = ?since.elapsed(), "accepting again");
                     }
-                    tokio::time::sleep(EXHAUSTED_PAUSE).await;
+                    self.in_a_row += 1;
+                    return Ok(accepted);
                 }
-                AcceptError::Fatal => return Err(error),
-            },
+                Err(error) => match classify_accept_error(&error) {
+                    AcceptError::ConnectionGone => {
+                        debug!(listener = name, %error, "connection was gone before it was accepted");
+                    }
+                    AcceptError::Exhausted => {
+                        metrics::counter!("culvert_accept_exhausted_total", "listener" => name)
+                            .increment(1);
+                        let now = Instant::now();
+                        let state = exhausted.get_or_insert(Exhausted {
+                            since: now,
+                            failed: 0,
+                            tell: now,
+                        });
+                        state.failed += 1;
+                        if state.tell <= now {
+                            state.tell = now + EXHAUSTED_TELL;
+                            warn!(listener = name, failed = state.failed, %error, "cannot accept: the process is out of resources; clients wait");
+                        }
+                        tokio::time::sleep(EXHAUSTED_PAUSE).await;
+                    }
+                    AcceptError::Fatal => return Err(error),
+                },
+            }
         }
     }
 }
@@ -137,6 +163,7 @@ where
 {
     let slots = Arc::new(Semaphore::new(limit));
     let tasks = TaskTracker::new();
+    let mut arrivals = Arrivals::of(&listener, name);
     let result = loop {
         let accepted = tokio::select! {
             biased;
@@ -146,7 +173,7 @@ where
                     .acquire_owned()
                     .await
                     .expect("the semaphore is never closed");
-                accept(&listener, name).await.map(|(socket, peer)| (slot, socket, peer))
+                arrivals.next().await.map(|(socket, peer)| (slot, socket, peer))
             } => accepted,
         };
         match accepted {
@@ -256,6 +283,30 @@ mod tests {
         assert!(MOST.load(Ordering::SeqCst) <= 2);
         shutdown.start();
         served.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_crowd_does_not_stand_in_front_of_everything_else() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut crowd = Vec::new();
+        for _ in 0..100 {
+            crowd.push(TcpStream::connect(address).await.unwrap());
+        }
+        let turns = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&turns);
+        tokio::spawn(async move {
+            loop {
+                counted.fetch_add(1, Ordering::Relaxed);
+                tokio::task::yield_now().await;
+            }
+        });
+        let mut arrivals = Arrivals::of(&listener, "test");
+        for _ in 0..100 {
+            arrivals.next().await.unwrap();
+        }
+        let turns = turns.load(Ordering::Relaxed);
+        assert!(turns >= 100 / IN_A_ROW as usize, "{turns} turns of others");
     }
 
     #[test]
