@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use cluster::Event;
-use istiod_lite::catalogue::{Change, ResourceType};
+use istiod_lite::catalogue::{Change, Place, ResourceType};
 use istiod_lite::index::Index;
 use istiod_lite::translate::Mesh;
 use libfuzzer_sys::fuzz_target;
@@ -63,16 +63,16 @@ fuzz_target!(|data: &[u8]| {
     assert!(left.is_empty(), "{left:?}");
 });
 
-fn key(change: &Change) -> (ResourceType, String) {
-    (change.of, change.name.to_string())
+fn key(change: &Change) -> Place {
+    change.place.clone()
 }
 
 fn accept(made: &[Change]) {
     let of = |of: ResourceType| {
         made.iter()
-            .filter(move |change| change.of == of)
+            .filter(move |change| change.place.of == of)
             .map(|change| Update {
-                name: &change.name,
+                name: &change.place.name,
                 body: change
                     .body
                     .as_deref()

@@ -46,16 +46,20 @@ fn config_dump(state: &State, request: &AdminRequest) -> AdminResponse {
     let wanted = request.query_value("name").unwrap_or_default();
     let found: Vec<_> = {
         let tables = state.catalogue.read();
-        ResourceType::ALL
-            .into_iter()
-            .flat_map(|of| {
-                tables
-                    .of(of)
-                    .iter()
-                    .map(move |(name, entry)| (of, name, entry))
+        let for_all = ResourceType::ALL.into_iter().flat_map(|of| {
+            let all = tables.of(of).iter();
+            all.map(move |(name, entry)| (of, name.to_string(), entry))
+        });
+        let for_waypoints = tables.waypoints().flat_map(|(waypoint, table)| {
+            table.iter().map(move |(name, entry)| {
+                let name = format!("{name} for {waypoint}");
+                (ResourceType::WaypointService, name, entry)
             })
+        });
+        for_all
+            .chain(for_waypoints)
             .filter(|(_, name, _)| name.contains(wanted))
-            .map(|(of, name, entry)| (of, name.clone(), entry.clone()))
+            .map(|(of, name, entry)| (of, name, entry.clone()))
             .collect()
     };
     let mut dump: BTreeMap<&str, BTreeMap<String, Value>> = BTreeMap::new();
@@ -63,9 +67,7 @@ fn config_dump(state: &State, request: &AdminRequest) -> AdminResponse {
         let described = describe::resource(of, &entry.body)
             .unwrap_or_else(|error| object!({ "undecodable": error.to_string() }));
         let value = object!({ "version": entry.version.to_string(), "resource": described });
-        dump.entry(of.label())
-            .or_default()
-            .insert(name.to_string(), value);
+        dump.entry(of.label()).or_default().insert(name, value);
     }
     json(&dump)
 }

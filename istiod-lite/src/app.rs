@@ -87,6 +87,7 @@ pub async fn start(
 
     let discovery = Discovery::new(
         Arc::clone(&state.catalogue),
+        Arc::clone(&state.index),
         Arc::clone(&tokens),
         drain.clone(),
     );

@@ -17,29 +17,35 @@ use std::{
 
 use bytes::Bytes;
 use parking_lot::{RwLock, RwLockReadGuard};
-use proto::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL};
+use proto::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL};
 use tokio::sync::watch;
 use xxhash_rust::xxh64::xxh64;
 
 use self::lookup::Lookup;
+use crate::facts::NamespacedName;
 
 /// How many removals of a type are remembered.
 const MAX_TOMBSTONES: usize = 65_536;
 /// What a resource takes while it is being sent, beside its name and its body.
 const RESOURCE_BYTES: usize = 256;
 
-/// The two types that are served.
+/// Waypoints that serve nothing any longer, whose removals are remembered all the same.
+const MAX_IDLE_WAYPOINTS: usize = 1024;
+
+/// The types that are served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ResourceType {
     /// Workloads and services.
     Address,
     /// Policies.
     Authorization,
+    /// What a waypoint does with a service's traffic: each is for one waypoint alone.
+    WaypointService,
 }
 
 impl ResourceType {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Address, Self::Authorization];
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Address, Self::Authorization, Self::WaypointService];
 
     /// The type that a URL names.
     pub fn from_url(url: &str) -> Option<Self> {
@@ -51,6 +57,7 @@ impl ResourceType {
         match self {
             Self::Address => ADDRESS_TYPE_URL,
             Self::Authorization => AUTHORIZATION_TYPE_URL,
+            Self::WaypointService => WAYPOINT_SERVICE_TYPE_URL,
         }
     }
 
@@ -59,6 +66,7 @@ impl ResourceType {
         match self {
             Self::Address => "address",
             Self::Authorization => "authorization",
+            Self::WaypointService => "waypoint_service",
         }
     }
 }
@@ -99,13 +107,37 @@ impl Entry {
     }
 }
 
+/// Where a resource stands: there is one at each place.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// Its type.
+    pub of: ResourceType,
+    /// The waypoint that it is for; none where it is for everyone.
+    pub waypoint: Option<NamespacedName>,
+    /// Its name.
+    pub name: Arc<str>,
+}
+
+impl Place {
+    /// Names a place.
+    pub fn new(
+        of: ResourceType,
+        waypoint: Option<NamespacedName>,
+        name: impl Into<Arc<str>>,
+    ) -> Self {
+        Self {
+            of,
+            waypoint,
+            name: name.into(),
+        }
+    }
+}
+
 /// One resource's change.
 #[derive(Debug, Clone)]
 pub struct Change {
-    /// Of which type.
-    pub of: ResourceType,
-    /// Its name.
-    pub name: Arc<str>,
+    /// Where it stands.
+    pub place: Place,
     /// Its bytes, unless it is gone.
     pub body: Option<Bytes>,
 }
@@ -221,12 +253,49 @@ impl Table {
     }
 }
 
-/// Both tables at one generation.
+/// What is for one waypoint alone, by waypoint.
+#[derive(Debug, Default)]
+struct Served {
+    tables: BTreeMap<NamespacedName, Table>,
+    /// Stands for those that have none, and remembers when one was dropped.
+    nothing: Table,
+}
+
+impl Served {
+    fn apply(
+        &mut self,
+        generation: u64,
+        waypoint: NamespacedName,
+        name: Arc<str>,
+        body: Option<Bytes>,
+    ) {
+        let horizon = self.nothing.horizon;
+        let table = self.tables.entry(waypoint).or_insert_with(|| Table {
+            horizon,
+            ..Table::default()
+        });
+        table.apply(generation, name, body);
+        if !table.is_empty() {
+            return;
+        }
+        let idle = self.tables.iter().filter(|(_, table)| table.is_empty());
+        if idle.clone().count() > MAX_IDLE_WAYPOINTS {
+            let longest = idle.min_by_key(|(_, table)| table.gone.last().map(|(at, _)| *at));
+            if let Some(waypoint) = longest.map(|(waypoint, _)| waypoint.clone()) {
+                self.tables.remove(&waypoint);
+                self.nothing.horizon = generation;
+            }
+        }
+    }
+}
+
+/// All tables at one generation.
 #[derive(Debug, Default)]
 pub struct Tables {
     generation: u64,
     addresses: Table,
     authorizations: Table,
+    served: Served,
     /// Kept from the first client on that asks by key.
     lookup: Option<Lookup>,
 }
@@ -243,12 +312,24 @@ impl Tables {
         self.lookup.as_ref()
     }
 
-    /// The resources of a type.
+    /// The resources of a type that are for everyone.
     pub fn of(&self, of: ResourceType) -> &Table {
         match of {
             ResourceType::Address => &self.addresses,
             ResourceType::Authorization => &self.authorizations,
+            ResourceType::WaypointService => &self.served.nothing,
         }
+    }
+
+    /// What is for this waypoint alone.
+    pub fn of_waypoint(&self, waypoint: &NamespacedName) -> &Table {
+        let known = self.served.tables.get(waypoint);
+        known.unwrap_or(&self.served.nothing)
+    }
+
+    /// The waypoints that anything is or was for, with that.
+    pub fn waypoints(&self) -> impl Iterator<Item = (&NamespacedName, &Table)> {
+        self.served.tables.iter()
     }
 }
 
@@ -279,7 +360,8 @@ impl Catalogue {
             }
             tables.generation += 1;
             let generation = tables.generation;
-            for Change { of, name, body } in changes {
+            for Change { place, body } in changes {
+                let Place { of, waypoint, name } = place;
                 if of == ResourceType::Address
                     && let Some(lookup) = &mut tables.lookup
                 {
@@ -288,11 +370,17 @@ impl Catalogue {
                         None => lookup.remove(&name),
                     }
                 }
-                let table = match of {
-                    ResourceType::Address => &mut tables.addresses,
-                    ResourceType::Authorization => &mut tables.authorizations,
-                };
-                table.apply(generation, name, body);
+                match (of, waypoint) {
+                    (ResourceType::Address, _) => tables.addresses.apply(generation, name, body),
+                    (ResourceType::Authorization, _) => {
+                        tables.authorizations.apply(generation, name, body);
+                    }
+                    (ResourceType::WaypointService, Some(waypoint)) => {
+                        tables.served.apply(generation, waypoint, name, body);
+                    }
+                    // For no waypoint: nobody is to get it.
+                    (ResourceType::WaypointService, None) => {}
+                }
             }
             generation
         };
@@ -332,10 +420,55 @@ mod tests {
     fn change(name: &str, body: Option<&'static str>) -> Change {
         let body = body.map(|text| Bytes::from_static(text.as_bytes()));
         Change {
-            of: ResourceType::Address,
-            name: name.into(),
+            place: Place::new(ResourceType::Address, None, name),
             body,
         }
+    }
+
+    fn for_waypoint(waypoint: &str, name: &str, body: Option<&'static str>) -> Change {
+        let waypoint = NamespacedName::new("x", waypoint);
+        Change {
+            place: Place::new(ResourceType::WaypointService, Some(waypoint), name),
+            ..change(name, body)
+        }
+    }
+
+    #[test]
+    fn what_is_for_one_waypoint_is_in_no_other_table() {
+        let catalogue = Catalogue::default();
+        catalogue.publish(vec![
+            for_waypoint("a", "s", Some("1")),
+            for_waypoint("b", "t", Some("1")),
+        ]);
+        catalogue.publish(vec![for_waypoint("a", "s", None)]);
+        let tables = catalogue.read();
+        let of = |waypoint: &str| {
+            let table = tables.of_waypoint(&NamespacedName::new("x", waypoint));
+            let missed = table.since(1).expect("remembered");
+            (table.len(), missed.removed.len())
+        };
+        assert_eq!(of("a"), (0, 1));
+        assert_eq!(of("b"), (1, 0));
+        assert_eq!(of("c"), (0, 0));
+        assert!(tables.of(ResourceType::WaypointService).is_empty());
+    }
+
+    #[test]
+    fn waypoints_that_serve_nothing_are_forgotten_in_time_and_their_clients_told() {
+        let catalogue = Catalogue::default();
+        let named = |n: usize| format!("w{n}");
+        for n in 0..=MAX_IDLE_WAYPOINTS {
+            catalogue.publish(vec![for_waypoint(&named(n), "s", Some("1"))]);
+            catalogue.publish(vec![for_waypoint(&named(n), "s", None)]);
+        }
+        let tables = catalogue.read();
+        assert_eq!(tables.waypoints().count(), MAX_IDLE_WAYPOINTS);
+        let since = |n: usize| {
+            let table = tables.of_waypoint(&NamespacedName::new("x", named(n)));
+            table.since(1).err()
+        };
+        assert_eq!(since(0), Some(TooFarBehind));
+        assert_eq!(since(1), None);
     }
 
     fn names(catalogue: &Catalogue, since: u64) -> (Vec<String>, Vec<String>) {

@@ -17,7 +17,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
-    catalogue::Catalogue,
+    catalogue::{Catalogue, ResourceType},
     index::Index,
     status::{self, Task},
 };
@@ -88,11 +88,17 @@ impl Controller {
         self.take_in(batch);
         let counts = {
             let tables = self.state.catalogue.read();
-            crate::catalogue::ResourceType::ALL.map(|of| tables.of(of).len())
+            let served = tables.waypoints().map(|(_, table)| table.len()).sum();
+            [
+                tables.of(ResourceType::Address).len(),
+                tables.of(ResourceType::Authorization).len(),
+                served,
+            ]
         };
         tracing::info!(
             addresses = counts[0],
             authorizations = counts[1],
+            waypoint_services = counts[2],
             "the cluster is known"
         );
         ready.ready();

@@ -32,10 +32,12 @@ use cluster::{Event, Kind, ObjectKey, kinds::ServiceEntryAddress};
 
 use crate::{
     authenticate::{PodFacts, PodLife, PodLookup},
-    catalogue::{Change, ResourceType, Version},
+    catalogue::{Change, Place, ResourceType, Version},
     facts::{NamespacedName, Problem, pod::Life},
-    status::Condition,
-    translate::Mesh,
+    status::{Condition, routes::ParentStatus},
+    translate::{Mesh, route::RouteId},
+    wellknown,
+    xds_server::node::Instances,
 };
 use allocate::Allocator;
 use sharing::Sharing;
@@ -55,6 +57,8 @@ enum Subject {
     /// The gateways that lead into a network.
     Network(Arc<str>),
     Policy(NamespacedName),
+    /// What the author of a route is told; what it does is its services'.
+    Route(RouteId),
     PeerAuthentication(NamespacedName),
     /// The policy that denies all plaintext: there is one, once anyone asks for it.
     StaticStrict,
@@ -64,8 +68,12 @@ enum Subject {
 #[derive(Debug, Default)]
 struct Derived {
     resources: Vec<(ResourceType, String, Bytes)>,
+    /// Resources for one waypoint alone.
+    served: Vec<(NamespacedName, String, Bytes)>,
     /// What its author is told.
     conditions: Vec<Condition>,
+    /// What the author of a route is told, for each of its services.
+    parents: Vec<ParentStatus>,
     /// What is wrong with it only in view of others.
     problems: Vec<Problem>,
     /// The Gateways that it looked at, whether they exist or not.
@@ -88,11 +96,12 @@ pub struct Index {
     world: World,
     sharing: Sharing,
     dirty: BTreeSet<Subject>,
-    resources: HashMap<Subject, Vec<(ResourceType, Arc<str>, Version)>>,
+    resources: HashMap<Subject, Vec<(Place, Version)>>,
     /// Which subjects looked at a Gateway, and the other way round.
     users: HashMap<NamespacedName, BTreeSet<Subject>>,
     looked_at: HashMap<Subject, Vec<NamespacedName>>,
     conditions: BTreeMap<ObjectKey, Vec<Condition>>,
+    parents: BTreeMap<ObjectKey, Vec<ParentStatus>>,
     /// What each object says wrongly by itself, and in view of others.
     problems: BTreeMap<ObjectKey, Vec<Problem>>,
     conflicts: BTreeMap<ObjectKey, Vec<Problem>>,
@@ -116,6 +125,7 @@ impl Index {
             users: HashMap::new(),
             looked_at: HashMap::new(),
             conditions: BTreeMap::new(),
+            parents: BTreeMap::new(),
             problems: BTreeMap::new(),
             conflicts: BTreeMap::new(),
             unallocated: BTreeSet::new(),
@@ -139,11 +149,19 @@ impl Index {
             self.remember_gateways(&subject, derived.gateways);
             if let Some(object) = subject.object() {
                 put(&mut self.conflicts, &object, derived.problems);
-                if put(&mut self.conditions, &object, derived.conditions) {
+                if put(&mut self.conditions, &object, derived.conditions)
+                    | put(&mut self.parents, &object, derived.parents)
+                {
                     changes.conditions.insert(object);
                 }
             }
-            self.compare(subject, derived.resources, &mut told);
+            let for_all = derived.resources.into_iter();
+            let for_all = for_all.map(|(of, name, body)| (Place::new(of, None, name), body));
+            let for_one = derived.served.into_iter().map(|(waypoint, name, body)| {
+                let of = ResourceType::WaypointService;
+                (Place::new(of, Some(waypoint), name), body)
+            });
+            self.compare(subject, for_all.chain(for_one), &mut told);
         }
         changes.resources = told.changes();
         changes
@@ -195,25 +213,27 @@ impl Index {
     fn compare(
         &mut self,
         subject: Subject,
-        derived: Vec<(ResourceType, String, Bytes)>,
+        derived: impl Iterator<Item = (Place, Bytes)>,
         told: &mut Told,
     ) {
         let mut before = self.resources.remove(&subject).unwrap_or_default();
-        let mut now = Vec::with_capacity(derived.len());
-        for (of, name, body) in derived {
+        let mut now = Vec::with_capacity(derived.size_hint().0);
+        for (place, body) in derived {
             let version = Version::of(&body);
-            let known = before.iter().position(|(o, n, _)| *o == of && **n == *name);
+            let known = before.iter().position(|(known, _)| *known == place);
             let known = known.map(|position| before.swap_remove(position));
-            let name: Arc<str> = known
-                .as_ref()
-                .map_or_else(|| name.into(), |(_, name, _)| name.clone());
-            if known.is_none_or(|(_, _, before)| before != version) {
-                told.update(of, name.clone(), body);
+            // The name that is known is shared with the catalogue.
+            let (place, before) = match known {
+                Some((known, version)) => (known, Some(version)),
+                None => (place, None),
+            };
+            if before != Some(version) {
+                told.update(place.clone(), body);
             }
-            now.push((of, name, version));
+            now.push((place, version));
         }
-        for (of, name, version) in before {
-            told.removal(of, name, version);
+        for (place, version) in before {
+            told.removal(place, version);
         }
         if !now.is_empty() {
             self.resources.insert(subject, now);
@@ -246,6 +266,11 @@ impl Index {
         self.conditions.get(object).map_or(&[], Vec::as_slice)
     }
 
+    /// What the author of a route is to be told, for each of its services.
+    pub fn parents(&self, object: &ObjectKey) -> &[ParentStatus] {
+        self.parents.get(object).map_or(&[], Vec::as_slice)
+    }
+
     /// The addresses that the hosts of a ServiceEntry are to have; none where they
     /// aren't ours to give.
     pub fn allocation(&self, object: &ObjectKey) -> Option<&[ServiceEntryAddress]> {
@@ -264,6 +289,14 @@ impl Index {
             .into_iter()
             .flatten()
             .flat_map(|(object, all)| all.iter().map(move |one| (object, one)))
+    }
+}
+
+impl Instances for Index {
+    fn gateway_of(&self, namespace: &str, name: &str, uid: &str) -> Option<Option<&str>> {
+        let pod = self.world.namespaces.get(namespace)?.pods.get(name)?;
+        let live = pod.uid == uid && pod.life == Life::Live;
+        live.then(|| pod.labels.get(wellknown::GATEWAY_NAME).map(String::as_str))
     }
 }
 
@@ -303,6 +336,7 @@ impl Subject {
             Self::Entry(name) => (Kind::ServiceEntry, name),
             Self::WorkloadEntry(name) => (Kind::WorkloadEntry, name),
             Self::Policy(name) => (Kind::AuthorizationPolicy, name),
+            Self::Route(id) => (id.kind, &id.name),
             Self::Pod(_)
             | Self::Slice(_)
             | Self::Network(_)

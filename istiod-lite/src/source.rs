@@ -94,7 +94,8 @@ impl Cluster {
 fn followed(root_namespace: &str) -> impl Iterator<Item = Follow> {
     Kind::ALL.iter().filter_map(move |kind| match kind {
         Kind::Namespace | Kind::Node => Some(Follow::metadata(*kind)),
-        Kind::ServiceAccount => None,
+        // Services may be led to from everywhere: only Gateways would need grants.
+        Kind::ServiceAccount | Kind::ReferenceGrant => None,
         Kind::ConfigMap => {
             let name = wellknown::MESH_CONFIG;
             let fields = format!("metadata.namespace={root_namespace},metadata.name={name}");

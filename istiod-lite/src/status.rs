@@ -5,6 +5,8 @@
 //! functions. Whoever deletes the files of ours gets them back, since what is
 //! compared is what the object carries now.
 
+pub mod routes;
+
 use std::collections::BTreeSet;
 
 use cluster::{
@@ -13,6 +15,7 @@ use cluster::{
     kinds,
 };
 
+use self::routes::{Entries, ParentStatus};
 use crate::{
     facts::{
         mesh_config::Visibility,
@@ -62,6 +65,36 @@ pub enum Verdict {
     True,
     /// It doesn't.
     False,
+}
+
+impl Condition {
+    /// Whether a condition that an object carries says this already.
+    fn is_said_by(&self, carried: &kinds::Condition, generation: Option<i64>) -> bool {
+        carried.status == self.verdict.as_str()
+            && carried.reason == self.reason
+            && carried.message == self.message
+            && carried.observed_generation == generation
+    }
+
+    /// As it is written in place of what an object carries: the time is that of the last
+    /// change of the answer.
+    fn written(
+        &self,
+        carried: Option<&kinds::Condition>,
+        observed_generation: Option<i64>,
+        now: Time,
+    ) -> kinds::Condition {
+        let status = self.verdict.as_str();
+        let since = carried.filter(|carried| carried.status == status);
+        kinds::Condition {
+            type_: self.kind.to_owned(),
+            status: status.to_owned(),
+            reason: self.reason.to_owned(),
+            message: self.message.clone(),
+            observed_generation,
+            last_transition_time: since.map_or(now, |carried| carried.last_transition_time.clone()),
+        }
+    }
 }
 
 impl Verdict {
@@ -227,6 +260,15 @@ pub enum Task {
         /// The addresses that a ServiceEntry's hosts are given.
         addresses: Option<Vec<kinds::ServiceEntryAddress>>,
     },
+    /// Say this of the route with this uid.
+    WriteParents {
+        /// The route.
+        object: ObjectKey,
+        /// Its uid.
+        uid: String,
+        /// Its status.
+        entries: Entries,
+    },
     /// Take back what was written.
     Remove {
         /// The object.
@@ -236,7 +278,10 @@ pub enum Task {
 
 /// What is to be done about objects whose conditions may have changed.
 pub fn tasks(index: &Index, objects: &BTreeSet<ObjectKey>, now: Timestamp) -> Vec<Task> {
-    let of = |object| {
+    let of = |object: &ObjectKey| {
+        if is_route(object.kind) {
+            return route_task(object, index.parents(object), index.standing(object), now);
+        }
         let wanted = Wanted {
             conditions: index.conditions(object),
             addresses: index.allocation(object),
@@ -244,6 +289,34 @@ pub fn tasks(index: &Index, objects: &BTreeSet<ObjectKey>, now: Timestamp) -> Ve
         task(object, wanted, index.standing(object), now)
     };
     objects.iter().filter_map(of).collect()
+}
+
+fn is_route(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::HTTPRoute | Kind::GRPCRoute | Kind::TLSRoute | Kind::TCPRoute
+    )
+}
+
+fn route_task(
+    object: &ObjectKey,
+    wanted: &[ParentStatus],
+    standing: Option<&Standing>,
+    now: Timestamp,
+) -> Option<Task> {
+    let object = object.clone();
+    let Some(standing) = standing else {
+        return Some(Task::Remove { object });
+    };
+    let entries = routes::entries(wanted, &standing.parents, standing.generation, now)?;
+    if entries.own.is_empty() && entries.others.is_empty() {
+        return Some(Task::Remove { object });
+    }
+    Some(Task::WriteParents {
+        object,
+        uid: standing.uid.clone(),
+        entries,
+    })
 }
 
 /// What an object is to carry of ours.
@@ -282,12 +355,7 @@ fn task(
         carried(kind).is_some() && wanted.conditions.iter().all(|wanted| wanted.kind != *kind)
     });
     let unchanged = wanted.conditions.iter().all(|wanted| {
-        carried(wanted.kind).is_some_and(|carried| {
-            carried.status == wanted.verdict.as_str()
-                && carried.reason == wanted.reason
-                && carried.message == wanted.message
-                && carried.observed_generation == observed_generation
-        })
+        carried(wanted.kind).is_some_and(|carried| wanted.is_said_by(carried, observed_generation))
     });
     let addressed = wanted
         .addresses
@@ -298,19 +366,8 @@ fn task(
     if wanted.conditions.is_empty() && wanted.addresses.is_none_or(<[_]>::is_empty) {
         return remove();
     }
-    let condition = |wanted: &Condition| {
-        let status = wanted.verdict.as_str();
-        let since = carried(wanted.kind).filter(|carried| carried.status == status);
-        kinds::Condition {
-            type_: wanted.kind.to_owned(),
-            status: status.to_owned(),
-            reason: wanted.reason.to_owned(),
-            message: wanted.message.clone(),
-            observed_generation,
-            last_transition_time: since
-                .map_or(Time(now), |carried| carried.last_transition_time.clone()),
-        }
-    };
+    let condition =
+        |wanted: &Condition| wanted.written(carried(wanted.kind), observed_generation, Time(now));
     Some(Task::Write {
         object: object.clone(),
         uid: standing.uid.clone(),
@@ -322,7 +379,9 @@ fn task(
 impl Task {
     fn object(&self) -> &ObjectKey {
         match self {
-            Self::Write { object, .. } | Self::Remove { object } => object,
+            Self::Write { object, .. }
+            | Self::WriteParents { object, .. }
+            | Self::Remove { object } => object,
         }
     }
 }
@@ -333,6 +392,19 @@ pub fn perform(writer: &StatusWriter, tasks: &[Task]) -> BTreeSet<ObjectKey> {
     for task in tasks {
         let result = match task {
             Task::Remove { object } => writer.remove(object),
+            Task::WriteParents {
+                object,
+                uid,
+                entries,
+            } => {
+                let mut partial = Partial {
+                    others: entries.others.clone(),
+                    ..Partial::default()
+                };
+                let parents = serde_json::json!(entries.own);
+                partial.status.insert("parents".to_owned(), parents);
+                writer.write(object, uid, &partial)
+            }
             Task::Write {
                 object,
                 uid,

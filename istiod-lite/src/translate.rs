@@ -6,6 +6,7 @@ pub mod network_gateway;
 pub mod peer_authentication;
 pub mod policy;
 pub mod ports;
+pub mod route;
 pub mod service;
 pub mod waypoint;
 pub mod workload;

@@ -28,6 +28,8 @@ pub const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
 pub const GATEWAY_SERVICE_ACCOUNT: &str = "gateway.istio.io/service-account";
 /// Label of objects that a controller of the mesh made.
 pub const GATEWAY_MANAGED: &str = "gateway.istio.io/managed";
+/// The controller that writes the status of routes for services.
+pub const MESH_CONTROLLER: &str = "istio.io/mesh-controller";
 /// Values of [`GATEWAY_MANAGED`] whose services never have a waypoint, to avoid loops.
 pub const MESH_CONTROLLERS: [&str; 2] =
     ["istio.io-mesh-controller", "istio.io-eastwest-controller"];

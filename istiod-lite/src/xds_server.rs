@@ -18,6 +18,7 @@ use std::{
 
 use futures_util::{Stream, future::OptionFuture};
 use ops::shutdown::DrainSignal;
+use parking_lot::RwLock;
 use proto::ads::{
     DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
     aggregated_discovery_service_server::AggregatedDiscoveryService,
@@ -32,13 +33,15 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use self::{
     connections::{Connection, Connections},
-    node::Node,
+    node::{Node, NotOfGateway},
     session::{Heard, Push, Session},
 };
 use crate::{
     authenticate::{Caller, OPAQUE_REFUSAL, REVIEW_OUTAGE, Tokens},
     bearer,
     catalogue::{Catalogue, ResourceType},
+    facts::NamespacedName,
+    index::Index,
 };
 
 /// How long a first answer about workloads waits for the request for policies.
@@ -58,6 +61,7 @@ const BUDGET_HOLD: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone)]
 pub struct Discovery {
     catalogue: Arc<Catalogue>,
+    index: Arc<RwLock<Index>>,
     tokens: Arc<Tokens>,
     connections: Arc<Connections>,
     budget: Arc<Semaphore>,
@@ -65,11 +69,18 @@ pub struct Discovery {
 }
 
 impl Discovery {
-    /// Serves what the catalogue holds to those whose tokens are known.
-    pub fn new(catalogue: Arc<Catalogue>, tokens: Arc<Tokens>, drain: DrainSignal) -> Self {
+    /// Serves what the catalogue holds to those whose tokens are known; the index knows
+    /// their pods.
+    pub fn new(
+        catalogue: Arc<Catalogue>,
+        index: Arc<RwLock<Index>>,
+        tokens: Arc<Tokens>,
+        drain: DrainSignal,
+    ) -> Self {
         let budget = Semaphore::new(usize::try_from(BUDGET_KIB).unwrap_or(usize::MAX));
         Self {
             catalogue,
+            index,
             tokens,
             connections: Arc::default(),
             budget: Arc::new(budget),
@@ -169,8 +180,8 @@ enum End {
 impl ClientStream {
     async fn run(mut self, mut requests: Streaming<DeltaDiscoveryRequest>) {
         let end = match self.first(&mut requests).await {
-            Ok((node, request)) => {
-                self.session = Session::new(node.node_name.clone());
+            Ok((node, waypoint, request)) => {
+                self.session = Session::new(node.node_name.clone(), waypoint);
                 let connection = self.service.connections.open(&node, self.peer);
                 tracing::info!(node = %node.id, connection = connection.id(), "discovery stream opened");
                 let end = match self.serve(request, &mut requests, &connection).await {
@@ -193,7 +204,7 @@ impl ClientStream {
     async fn first(
         &self,
         requests: &mut Streaming<DeltaDiscoveryRequest>,
-    ) -> Result<(Node, DeltaDiscoveryRequest), End> {
+    ) -> Result<(Node, Option<NamespacedName>, DeltaDiscoveryRequest), End> {
         let request = next(requests).await?;
         let node = Node::read(request.node.as_ref()).ok_or_else(|| {
             End::Refused(Status::invalid_argument("the first request has no node id"))
@@ -205,7 +216,35 @@ impl ClientStream {
                 "authorization failure",
             )));
         }
-        Ok((node, request))
+        let waypoint = self.waypoint(&node).await?;
+        Ok((node, waypoint, request))
+    }
+
+    /// The waypoint that the client is an instance of.
+    async fn waypoint(&self, node: &Node) -> Result<Option<NamespacedName>, End> {
+        if node.gateway.is_none() {
+            return Ok(None);
+        }
+        // While the cluster isn't known, no pod is.
+        let mut known = self.service.catalogue.watch();
+        tokio::select! {
+            known = known.wait_for(|generation| *generation > 0) => {
+                known.map_err(|_| End::Quietly)?;
+            }
+            () = self.responses.closed() => return Err(End::Quietly),
+            () = self.service.drain.requested() => return Err(End::Quietly),
+        }
+        let waypoint = node.waypoint(&self.caller, &*self.service.index.read());
+        waypoint.map_err(|error| match error {
+            NotOfGateway::UnknownPod => {
+                End::Refused(Status::unavailable("your pod is not known yet: come again"))
+            }
+            NotOfGateway::Foreign { said } => {
+                metrics::counter!("culvert_xds_refused_total", "reason" => "gateway").increment(1);
+                tracing::warn!(node = %node.id, caller = %self.caller, gateway = said, "discovery client is no instance of the Gateway that it names");
+                End::Refused(Status::permission_denied("authorization failure"))
+            }
+        })
     }
 
     async fn serve(

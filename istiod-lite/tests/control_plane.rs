@@ -14,7 +14,7 @@ use proto::{
     },
 };
 use serde_json::{Value, json};
-use support::{Bearer, Lab, Said, Stream, ZTUNNEL, node, pod, said};
+use support::{Bearer, Lab, Said, Stream, ZTUNNEL, node, pod, said, waypoint_node};
 use tonic::Code;
 
 const WEB: &str = "Kubernetes//Pod/shop/web";
@@ -450,5 +450,152 @@ async fn strangers_who_say_nothing_make_room_for_others_the_oldest_first() {
     assert!(
         last.try_read(&mut byte)
             .is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    );
+}
+
+/// The waypoint of namespace shop, as the manifests know it.
+const GATE: Bearer<'static> = Bearer {
+    namespace: "shop",
+    account: "gate",
+    pod: "gate-1",
+    uid: "g-1",
+};
+
+fn gate() -> [(&'static str, Value); 4] {
+    let mut instance = pod("shop", "gate-1", "gate", "a", "g-1", "10.77.1.9");
+    instance["metadata"]["labels"]["gateway.networking.k8s.io/gateway-name"] = "gate".into();
+    let gateway = json!({
+        "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
+        "metadata": {"name": "gate", "namespace": "shop"},
+        "spec": {"gatewayClassName": "istio-waypoint",
+                 "listeners": [{"name": "mesh", "port": 15008, "protocol": "HBONE"}]},
+        "status": {"addresses": [{"type": "IPAddress", "value": "10.96.0.9"}]},
+    });
+    let route = json!({
+        "apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute",
+        "metadata": {"name": "r", "namespace": "shop", "uid": "r-1", "generation": 7},
+        "spec": {"parentRefs": [{"group": "", "kind": "Service", "name": "cart"}],
+                 "rules": [{"backendRefs": [{"name": "cart", "port": 80}]}]},
+    });
+    [
+        ("gate-pod.json", instance),
+        ("gate.json", gateway),
+        ("cart.json", cart(Some("gate"))),
+        ("route.json", route),
+    ]
+}
+
+fn cart(waypoint: Option<&str>) -> Value {
+    let labels = waypoint.map(|name| json!({"istio.io/use-waypoint": name}));
+    json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": "cart", "namespace": "shop", "labels": labels},
+        "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80, "name": "http"}]},
+    })
+}
+
+async fn as_waypoint(lab: &Lab, bearer: Bearer<'_>, namespace: &str, gateway: &str) -> Stream {
+    let stream = Stream::open(lab.channel(Some(bearer)).await)
+        .await
+        .expect("a stream");
+    stream
+        .send(DeltaDiscoveryRequest {
+            node: Some(waypoint_node(namespace, gateway)),
+            type_url: proto::WAYPOINT_SERVICE_TYPE_URL.into(),
+            ..Default::default()
+        })
+        .await;
+    stream
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waypoint_gets_what_it_serves_for_as_long_as_it_does() {
+    const CART: &str = "shop/cart.shop.svc.cluster.local";
+    let lab = Lab::start(&gate()).await;
+    let mut stream = as_waypoint(&lab, GATE, "shop", "gate").await;
+    assert_eq!(stream.accept().await, update("waypoint", &[CART]));
+    lab.put("cart.json", &cart(None));
+    assert_eq!(stream.accept().await, removal("waypoint", &[CART]));
+    lab.put("cart.json", &cart(Some("gate")));
+    assert_eq!(stream.accept().await, update("waypoint", &[CART]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_gets_nothing_of_a_gateway_that_its_pod_is_no_instance_of() {
+    let mut files = gate().to_vec();
+    files.extend([("web.json", web()), ("z.json", ztunnel())]);
+    let lab = Lab::start(&files).await;
+    let web = Bearer {
+        namespace: "shop",
+        account: "web",
+        pod: "web",
+        uid: "web-1",
+    };
+    // A pod beside the waypoint names it; the waypoint's own names another; the pod's name is not enough.
+    for (bearer, gateway) in [(web, "gate"), (GATE, "other")] {
+        let mut stream = as_waypoint(&lab, bearer, "shop", gateway).await;
+        let refused = stream.receive().await.expect_err("refused");
+        assert_eq!(refused.code(), Code::PermissionDenied, "{gateway}");
+    }
+    let stranger = Bearer { uid: "g-0", ..GATE };
+    let mut stream = as_waypoint(&lab, stranger, "shop", "gate").await;
+    assert_eq!(
+        stream.receive().await.expect_err("refused").code(),
+        Code::Unavailable
+    );
+    // Who names none is served, but for that.
+    let mut stream = lab.discover().await;
+    stream
+        .send(DeltaDiscoveryRequest {
+            node: Some(node("istio-system")),
+            type_url: proto::WAYPOINT_SERVICE_TYPE_URL.into(),
+            ..Default::default()
+        })
+        .await;
+    assert_eq!(stream.accept().await, update("waypoint", &[]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_routes_author_is_told_and_what_others_say_stays() {
+    let mut files = gate().to_vec();
+    let foreign = json!({"parentRef": {"name": "edge"}, "controllerName": "example.com/edge", "conditions": []});
+    files[3].1["status"] = json!({"parents": [foreign]});
+    let lab = Lab::start(&files).await;
+    let file = lab
+        .manifests()
+        .join(".status/HTTPRoute/shop/r/istiod-lite.json");
+    let told = |wanted: &'static str| {
+        let file = file.clone();
+        async move {
+            for _ in 0..200 {
+                let text = fs::read_to_string(&file).unwrap_or_default();
+                if text.contains(wanted) {
+                    return serde_json::from_str::<Value>(&text).expect("JSON");
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            panic!("{wanted} is not said in {}", file.display());
+        }
+    };
+    let status = told("ResolvedWaypoints").await;
+    let parents = status["status"]["parents"]
+        .as_array()
+        .expect("a list")
+        .clone();
+    assert_eq!(parents.len(), 1, "others' entries are theirs to write");
+    assert_eq!(parents[0]["controllerName"], "istio.io/mesh-controller");
+    assert_eq!(
+        parents[0]["parentRef"],
+        json!({"group": "", "kind": "Service", "name": "cart"})
+    );
+    for condition in parents[0]["conditions"].as_array().expect("a list") {
+        assert_eq!(condition["status"], "True", "{condition}");
+        assert_eq!(condition["observedGeneration"], 7, "I09");
+    }
+    lab.remove("cart.json");
+    let status = told("NoMatchingParent").await;
+    assert_eq!(
+        status["status"]["parents"][0]["conditions"][0]["status"],
+        "False"
     );
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use cluster::{Event, Kind, Object, ObjectKey, kinds};
 use istiod_lite::{
-    catalogue::ResourceType,
+    catalogue::Place,
     index::{Changes, Index},
     translate::Mesh,
 };
@@ -26,12 +26,12 @@ fn mesh() -> Mesh {
 
 /// What a client would hold that has been told of every change.
 #[derive(Debug, Default, PartialEq)]
-struct Held(BTreeMap<(ResourceType, String), Vec<u8>>);
+struct Held(BTreeMap<Place, Vec<u8>>);
 
 impl Held {
     fn hear(&mut self, changes: Changes) {
         for change in changes.resources {
-            let key = (change.of, change.name.to_string());
+            let key = change.place;
             match change.body {
                 Some(body) => {
                     let before = self.0.insert(key.clone(), body.to_vec());
@@ -329,6 +329,61 @@ fn workload_entry() -> impl Strategy<Value = Object> {
         )
 }
 
+/// Routes of all kinds for few services, with few backends, so that they often meet.
+fn route() -> impl Strategy<Value = Object> {
+    let parent = (
+        one_of(&["Service", "ServiceEntry", "Gateway"]),
+        name(),
+        namespace(),
+        one_of(&["", "80", "81"]),
+    );
+    let backend = (
+        one_of(&["Service", "Hostname", "Bucket"]),
+        prop_oneof![name(), host()],
+        one_of(&["", "x", "y"]),
+    );
+    let shape = (
+        one_of(&["HTTPRoute", "GRPCRoute", "TLSRoute", "TCPRoute"]),
+        any::<bool>(),
+        0..3_i64,
+    );
+    (namespace(), name(), parent, backend, shape).prop_map(
+        |(namespace, name, parent, backend, (kind, broken, age))| {
+            let (parent_kind, parent, parent_namespace, port) = parent;
+            let group = match parent_kind {
+                "Service" => "",
+                "ServiceEntry" => "networking.istio.io",
+                _ => "gateway.networking.k8s.io",
+            };
+            let mut parent = json!({"group": group, "kind": parent_kind, "name": parent, "namespace": parent_namespace});
+            if let Ok(port) = port.parse::<u16>() {
+                parent["port"] = port.into();
+            }
+            let (backend_kind, backend, backend_namespace) = backend;
+            let group = if backend_kind == "Hostname" { "networking.istio.io" } else { "" };
+            let mut backend = json!({"group": group, "kind": backend_kind, "name": backend, "port": 80});
+            if !backend_namespace.is_empty() {
+                backend["namespace"] = backend_namespace.into();
+            }
+            let mut rule = json!({"backendRefs": [backend]});
+            if broken {
+                rule["later"] = 1.into();
+            }
+            let route = json!({
+                "metadata": {"name": name, "namespace": namespace,
+                             "creationTimestamp": format!("2024-01-0{}T00:00:00Z", age + 1)},
+                "spec": {"parentRefs": [parent], "hostnames": ["h.example.com"], "rules": [rule]},
+            });
+            match kind {
+                "HTTPRoute" => object::<kinds::HTTPRoute>(route),
+                "GRPCRoute" => object::<kinds::GRPCRoute>(route),
+                "TLSRoute" => object::<kinds::TLSRoute>(route),
+                _ => object::<kinds::TCPRoute>(route),
+            }
+        },
+    )
+}
+
 fn mesh_config() -> impl Strategy<Value = Object> {
     (one_of(&["PUBLIC", "NAMESPACE", "NONE"]), one_of(&["net1", "net2"])).prop_map(
         |(visibility, network)| {
@@ -352,6 +407,10 @@ fn deletion() -> impl Strategy<Value = Event> {
         Kind::PeerAuthentication,
         Kind::ServiceEntry,
         Kind::WorkloadEntry,
+        Kind::HTTPRoute,
+        Kind::GRPCRoute,
+        Kind::TLSRoute,
+        Kind::TCPRoute,
     ];
     let config = Just(ObjectKey::namespaced(Kind::ConfigMap, "root", "istio"));
     let namespaced = (prop::sample::select(kinds), namespace(), name())
@@ -369,7 +428,7 @@ fn deletion() -> impl Strategy<Value = Event> {
 fn event() -> impl Strategy<Value = Event> {
     let applied = prop_oneof![
         4 => pod(), 3 => service(), 2 => slice(), 2 => cluster_wide(), 2 => gateway(), 2 => policy(), 2 => peer(),
-        3 => entry(), 2 => workload_entry(), 1 => mesh_config(),
+        3 => entry(), 2 => workload_entry(), 1 => mesh_config(), 4 => route(),
     ];
     prop_oneof![3 => applied.prop_map(Event::Applied), 1 => deletion()]
 }
@@ -398,6 +457,7 @@ proptest! {
             prop_assert_eq!(&held, &expected);
             for key in objects.keys() {
                 prop_assert_eq!(index.conditions(key), scratch.conditions(key));
+                prop_assert_eq!(index.parents(key), scratch.parents(key));
             }
             prop_assert!(index.problems().eq(scratch.problems()));
         }

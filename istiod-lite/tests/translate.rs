@@ -12,7 +12,7 @@ use istiod_lite::{
     index::Index,
     translate::{Mesh, Ranges},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn mesh() -> Mesh {
     Mesh {
@@ -34,8 +34,13 @@ async fn translated(manifest: &Path) -> String {
     let mut resources = BTreeMap::new();
     for change in changes.resources {
         let body = change.body.expect("nothing was there to be removed");
-        let described = describe::resource(change.of, &body).expect("decodes");
-        resources.insert((change.of.label(), change.name.to_string()), described);
+        let place = change.place;
+        let described = describe::resource(place.of, &body).expect("decodes");
+        let name = match place.waypoint {
+            Some(waypoint) => format!("{} for {waypoint}", place.name),
+            None => place.name.to_string(),
+        };
+        resources.insert((place.of.label(), name), described);
     }
     let mut text = String::new();
     for ((of, name), value) in resources {
@@ -49,6 +54,18 @@ async fn translated(manifest: &Path) -> String {
                 "--- condition of {object}\n{}: {:?}, {}\n  {}",
                 condition.kind, condition.verdict, condition.reason, condition.message
             );
+        }
+    }
+    for object in &changes.conditions {
+        for parent in index.parents(object) {
+            let _ = writeln!(text, "--- status of {object}\n{}", json!(parent.reference));
+            for condition in &parent.conditions {
+                let _ = writeln!(
+                    text,
+                    "{}: {:?}, {}\n  {}",
+                    condition.kind, condition.verdict, condition.reason, condition.message
+                );
+            }
         }
     }
     for object in &changes.conditions {

@@ -236,6 +236,11 @@ objects! {
     Gateway, "gateways", Namespace, with_status, "gateway.networking.k8s.io", ["v1", "v1beta1"];
     ServiceEntry, "serviceentries", Namespace, with_status, "networking.istio.io", ["v1", "v1beta1", "v1alpha3"];
     WorkloadEntry, "workloadentries", Namespace, with_status, "networking.istio.io", ["v1", "v1beta1", "v1alpha3"];
+    ReferenceGrant, "referencegrants", Namespace, without_status, "gateway.networking.k8s.io", ["v1", "v1beta1"];
+    HTTPRoute, "httproutes", Namespace, with_status, "gateway.networking.k8s.io", ["v1", "v1beta1"];
+    GRPCRoute, "grpcroutes", Namespace, with_status, "gateway.networking.k8s.io", ["v1", "v1alpha2"];
+    TLSRoute, "tlsroutes", Namespace, with_status, "gateway.networking.k8s.io", ["v1", "v1alpha3", "v1alpha2"];
+    TCPRoute, "tcproutes", Namespace, with_status, "gateway.networking.k8s.io", ["v1", "v1alpha2"];
     PeerAuthentication, "peerauthentications", Namespace, with_status, "security.istio.io", ["v1", "v1beta1"];
     AuthorizationPolicy, "authorizationpolicies", Namespace, with_status, "security.istio.io", ["v1", "v1beta1"];
 }

@@ -6,10 +6,10 @@
 //! {"uid": "…", "metadata": {"annotations": {"k": "v"}}, "status": {"podIP": "…", "conditions": […]}}
 //! ```
 //!
-//! Annotations are merged by key, the status by its top-level keys and its `conditions` by `type`. What a writer says
-//! takes precedence over the manifest. Two writers of one field are a problem; the first by name is then believed.
+//! Annotations are merged by key, the status by its top-level keys, its `conditions` by `type`, and the `parents` of a
+//! route by `controllerName`. What a writer says takes precedence over the manifest. Two writers of one field are a problem; the first by name is then believed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -31,8 +31,11 @@ const NO_NAMESPACE: &str = "_";
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Partial {
     pub annotations: BTreeMap<String, String>,
-    /// Merged by top-level key, except that `conditions` are merged by their `type`.
+    /// Merged by top-level key, except that `conditions` are merged by their `type` and `parents` by their
+    /// `controllerName`.
     pub status: Map<String, Value>,
+    /// What others say in `parents`, as it was read. Files are merged; an API server takes the list as a whole.
+    pub others: Vec<Value>,
 }
 
 /// A partial as it stands in its file.
@@ -244,6 +247,7 @@ struct Merging {
     annotations: BTreeMap<String, String>,
     status: Map<String, Value>,
     conditions: Vec<Value>,
+    parents: Vec<Value>,
     /// Who wrote which field.
     writers: BTreeMap<String, String>,
     conflicts: Vec<Conflict>,
@@ -265,6 +269,15 @@ impl Merging {
                             manager,
                         ) {
                             self.conditions.push(condition.clone());
+                        }
+                    }
+                }
+                Value::Array(parents) if key == "parents" => {
+                    let controllers: BTreeSet<&str> = parents.iter().map(controller_name).collect();
+                    for controller in controllers {
+                        if self.claim(format!("status.parents[{controller}]"), manager) {
+                            let own = parents.iter().filter(|p| controller_name(p) == controller);
+                            self.parents.extend(own.cloned());
                         }
                     }
                 }
@@ -305,7 +318,7 @@ impl Merging {
                     .map(|(key, value)| (key.clone(), value.clone())),
             );
         }
-        if !self.status.is_empty() || !self.conditions.is_empty() {
+        if !self.status.is_empty() || !self.conditions.is_empty() || !self.parents.is_empty() {
             let mut status = match base.status_json()? {
                 Value::Object(status) => status,
                 _ => Map::new(),
@@ -329,6 +342,19 @@ impl Merging {
                 conditions.extend(self.conditions.iter().cloned());
                 status.insert("conditions".to_owned(), Value::Array(conditions));
             }
+            if !self.parents.is_empty() {
+                let mut parents = match status.remove("parents") {
+                    Some(Value::Array(parents)) => parents,
+                    _ => Vec::new(),
+                };
+                let replaced = |old: &Value| {
+                    let mut new = self.parents.iter();
+                    new.any(|new| controller_name(new) == controller_name(old))
+                };
+                parents.retain(|parent| !replaced(parent));
+                parents.extend(self.parents.iter().cloned());
+                status.insert("parents".to_owned(), Value::Array(parents));
+            }
             object.set_status_json(Value::Object(status))?;
         }
         Ok(object.into_object())
@@ -338,6 +364,13 @@ impl Merging {
 fn condition_type(condition: &Value) -> &str {
     condition
         .get("type")
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+}
+
+fn controller_name(parent: &Value) -> &str {
+    parent
+        .get("controllerName")
         .and_then(Value::as_str)
         .unwrap_or_default()
 }

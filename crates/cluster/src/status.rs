@@ -3,11 +3,13 @@
 //!
 //! Of files: readers see a file as it was or as it is, never in between. Where it lies and what it says: [`crate::overlay`].
 
+use std::borrow::Cow;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde_json::json;
 use tokio::runtime::Handle;
 
 use crate::api::{Client, RequestError, apply};
@@ -102,7 +104,8 @@ impl StatusWriter {
         let root = match &self.place {
             Place::Directory(root) => root,
             Place::Api { client, runtime } => {
-                let applied = apply::apply(client, &self.manager, object, uid, partial);
+                let whole = with_others(partial);
+                let applied = apply::apply(client, &self.manager, object, uid, &whole);
                 return answered(object, runtime.block_on(applied));
             }
         };
@@ -198,6 +201,20 @@ impl StatusWriter {
             .join(object_directory(object))
             .join(format!("{}.json", self.manager)))
     }
+}
+
+/// As an API server takes it.
+fn with_others(partial: &Partial) -> Cow<'_, Partial> {
+    if partial.others.is_empty() {
+        return Cow::Borrowed(partial);
+    }
+    let mut whole = partial.clone();
+    let parents = whole.status.entry("parents").or_insert_with(|| json!([]));
+    if let Some(parents) = parents.as_array_mut() {
+        let others = std::mem::take(&mut whole.others);
+        parents.splice(0..0, others);
+    }
+    Cow::Owned(whole)
 }
 
 fn names(root: &Path, place: &Path) -> Result<Vec<std::ffi::OsString>, StatusError> {

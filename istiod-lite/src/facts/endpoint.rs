@@ -130,7 +130,7 @@ fn read_address(text: &str, network: Option<&str>) -> Result<EndpointAddress, &'
 }
 
 /// Whether this is a name of DNS (RFC 1035; underscores are in use as well).
-pub(super) fn is_host(text: &str) -> bool {
+pub(crate) fn is_host(text: &str) -> bool {
     let text = text.strip_suffix('.').unwrap_or(text);
     let is_label = |label: &str| {
         let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');

@@ -7,7 +7,10 @@ use k8s_openapi::{
     api::core::v1 as core,
     apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
 };
-use proto::workload::{AppProtocol, IpFamilies};
+use proto::{
+    waypoint,
+    workload::{AppProtocol, IpFamilies},
+};
 
 use super::{
     Labels, Problem, Read, annotation,
@@ -80,6 +83,8 @@ pub struct ServicePort {
     pub target: TargetPort,
     /// What is spoken there.
     pub protocol: AppProtocol,
+    /// The same, as waypoints are told it; none where it isn't reached over TCP.
+    pub speaks: Option<waypoint::Protocol>,
 }
 
 /// The port of a service's endpoints.
@@ -205,12 +210,30 @@ fn ports(spec: &core::ServiceSpec, problems: &mut Vec<Problem>) -> Vec<ServicePo
             port: number,
             target,
             protocol: app_protocol(port, number),
+            speaks: match (port.protocol.as_deref(), port.app_protocol.as_deref()) {
+                (Some("UDP" | "SCTP"), _) => None,
+                (_, Some("kubernetes.io/ws")) => Some(waypoint::Protocol::Websocket),
+                _ => Some(spoken(app_protocol(port, number))),
+            },
         });
     }
     ports
 }
 
-fn port_number(number: i32) -> Option<u16> {
+/// A protocol as waypoints are told it.
+pub(super) fn spoken(protocol: AppProtocol) -> waypoint::Protocol {
+    match protocol {
+        AppProtocol::Unknown => waypoint::Protocol::Detect,
+        AppProtocol::Http11 => waypoint::Protocol::Http1,
+        AppProtocol::Http2 => waypoint::Protocol::Http2,
+        AppProtocol::Grpc => waypoint::Protocol::Grpc,
+        AppProtocol::Tls => waypoint::Protocol::Tls,
+        AppProtocol::Tcp => waypoint::Protocol::Tcp,
+    }
+}
+
+/// A number of a port, if it is one.
+pub(crate) fn port_number(number: i32) -> Option<u16> {
     u16::try_from(number).ok().filter(|port| *port != 0)
 }
 

@@ -12,7 +12,7 @@ use super::{
     Labels, Problem, Read, annotation, created,
     endpoint::{self, Endpoint, is_host},
     pod::{Tunnel, tunnel},
-    service::{Distribution, Said, ServicePort, TargetPort, WaypointWish, read_annotation},
+    service::{Distribution, Said, ServicePort, TargetPort, WaypointWish, read_annotation, spoken},
     waypoint::{IngressUse, ingress},
 };
 use crate::wellknown;
@@ -271,6 +271,10 @@ fn ports(ports: &[kinds::Port], problems: &mut Vec<Problem>) -> Vec<ServicePort>
             port: own,
             target: TargetPort::Number(target),
             protocol: app_protocol(&port.protocol),
+            speaks: match port.protocol.to_ascii_uppercase().as_str() {
+                "UDP" => None,
+                _ => Some(spoken(app_protocol(&port.protocol))),
+            },
         });
     }
     read

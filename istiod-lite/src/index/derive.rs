@@ -7,6 +7,7 @@ use proto::{security, workload as wire};
 
 mod bind;
 mod entries;
+mod routes;
 
 use super::{Derived, Index, Subject, networks, world::Inhabitants};
 use crate::{
@@ -17,7 +18,9 @@ use crate::{
     status,
     translate::{
         peer_authentication::{self, Parent, Requirement, STATIC_STRICT},
-        ports, service,
+        ports,
+        route::ParentKey,
+        service,
         waypoint::{Addressed, Binding},
         workload,
     },
@@ -34,6 +37,7 @@ impl Index {
             Subject::Network(name) => self.derive_network(name),
             Subject::Policy(name) => self.derive_policy(name),
             Subject::PeerAuthentication(name) => self.derive_peer_authentication(name),
+            Subject::Route(id) => self.derive_route(id),
             Subject::StaticStrict => Some(self.derive_static_strict()),
         };
         derived.unwrap_or_default()
@@ -122,11 +126,14 @@ impl Index {
         let ingress = facts.ingress.or(here.namespace.ingress);
         let bound = status::waypoint_bound(&binding, ingress, Addressed::Service);
         let key = workload::service_key(&self.mesh, name);
+        let parent = ParentKey::Service(name.clone());
         Some(Derived {
+            served: self.served(&parent, &message.hostname, &facts.ports, &binding),
             resources: vec![service_resource(key, message)],
             conditions: bound.into_iter().collect(),
             problems: self.shared_addresses(subject, "spec.clusterIPs", facts.vips.iter().copied()),
             gateways,
+            ..Derived::default()
         })
     }
 

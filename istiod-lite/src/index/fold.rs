@@ -7,6 +7,7 @@ use cluster::{Event, Kind, Object, ObjectKey, kinds};
 
 mod entries;
 mod policies;
+mod routes;
 
 use super::{
     Index, Subject,
@@ -21,7 +22,10 @@ use crate::{
         slice::{self, Slice},
         workload_entry,
     },
-    translate::policy as authorization,
+    translate::{
+        policy as authorization,
+        route::{self, ParentKey, Route, RouteId},
+    },
     wellknown,
 };
 
@@ -40,6 +44,7 @@ impl Index {
         let mut problems = Vec::new();
         let mut conditions = None;
         let mut addresses = Vec::new();
+        let mut parents = Vec::new();
         match object {
             Object::Namespace(o) => self.set_namespace(&name.name, namespace::read(o)),
             Object::Node(o) => self.set_node(&name.name, namespace::read_node(o)),
@@ -108,6 +113,26 @@ impl Index {
                 }
                 self.set_peer(&name, Some(facts));
             }
+            Object::HTTPRoute(o) => {
+                parents = parents_of(o.status.as_ref());
+                conditions = Some(Vec::new());
+                self.take_route(&key, name, route::http(o), &mut problems);
+            }
+            Object::GRPCRoute(o) => {
+                parents = parents_of(o.status.as_ref());
+                conditions = Some(Vec::new());
+                self.take_route(&key, name, route::grpc(o), &mut problems);
+            }
+            Object::TLSRoute(o) => {
+                parents = parents_of(o.status.as_ref());
+                conditions = Some(Vec::new());
+                self.take_route(&key, name, route::tls(o), &mut problems);
+            }
+            Object::TCPRoute(o) => {
+                parents = parents_of(o.status.as_ref());
+                conditions = Some(Vec::new());
+                self.take_route(&key, name, route::tcp(o), &mut problems);
+            }
             _ => {}
         }
         self.set_problems(&key, problems);
@@ -117,6 +142,7 @@ impl Index {
             generation: object.metadata().generation,
             conditions,
             addresses,
+            parents,
         };
         let before = self.world.standings.insert(key.clone(), standing.clone());
         (before.as_ref() != Some(&standing)).then_some(key)
@@ -140,10 +166,29 @@ impl Index {
             Kind::GatewayClass => self.set_class(&name.name, None),
             Kind::AuthorizationPolicy => self.set_policy(&name, None),
             Kind::PeerAuthentication => self.set_peer(&name, None),
+            kind @ (Kind::HTTPRoute | Kind::GRPCRoute | Kind::TLSRoute | Kind::TCPRoute) => {
+                self.set_route(&RouteId { kind, name }, None);
+            }
             _ => {}
         }
         self.set_problems(&key, Vec::new());
         self.world.standings.remove(&key).map(|_| key)
+    }
+
+    fn take_route(
+        &mut self,
+        key: &ObjectKey,
+        name: NamespacedName,
+        route: Route,
+        problems: &mut Vec<Problem>,
+    ) {
+        let faults = route.faults.iter();
+        problems.extend(faults.map(|fault| Problem::new(&fault.field, &fault.words)));
+        let id = RouteId {
+            kind: key.kind,
+            name,
+        };
+        self.set_route(&id, Some(route));
     }
 
     fn is_mesh_config(&self, name: &NamespacedName) -> bool {
@@ -160,6 +205,7 @@ impl Index {
             let mut touched = BTreeSet::new();
             mark_namespace(name, here, &mut touched);
             self.dirty.extend(touched);
+            self.mark_routes_into(name);
         }
         if network_changed {
             let mut touched = BTreeSet::new();
@@ -257,6 +303,8 @@ impl Index {
             self.dirty.extend(touched);
             let hostname = Arc::from(self.mesh.hostname(&name.namespace, &name.name));
             self.mark_claimants(std::iter::once(&hostname));
+            self.mark_routes_for(&ParentKey::Service(name.clone()));
+            self.mark_routes_to(name);
             let vips =
                 |service: &Option<Service>| service.as_ref().map_or(Vec::new(), |s| s.vips.clone());
             self.set_vips(&Subject::Service(name.clone()), &vips(&before), &now);
@@ -379,6 +427,12 @@ impl Index {
 fn take<T>(read: Read<T>, problems: &mut Vec<Problem>) -> T {
     problems.extend(read.problems);
     read.facts
+}
+
+fn parents_of(status: Option<&kinds::RouteStatus>) -> Vec<serde_json::Value> {
+    status
+        .map(|status| status.parents.clone())
+        .unwrap_or_default()
 }
 
 fn conditions_of(status: Option<&kinds::PolicyStatus>) -> Vec<kinds::Condition> {

@@ -12,7 +12,7 @@ use super::{Index, Subject};
 use crate::{
     facts::{
         Labels, NamespacedName, Problem, mesh_config::Visibility, namespace::Namespace,
-        service_entry::ServiceEntry,
+        service::ServicePort, service_entry::ServiceEntry,
     },
     translate::service::Canonical,
     wellknown,
@@ -103,10 +103,38 @@ impl Index {
         Some(NamespacedName::new(namespace, name.clone()))
     }
 
-    /// Marks the entries that claim any of these hosts, and the workloads that back them.
+    /// The service that clients of a namespace mean by a host: its object's namespace, and its ports.
+    pub(super) fn meant(
+        &self,
+        host: &str,
+        namespace: &str,
+    ) -> Option<(&Arc<str>, &Vec<ServicePort>)> {
+        let service = self.service_of_host(host);
+        let is_own = |object: &NamespacedName| *object.namespace == *namespace;
+        let first = |wanted: &dyn Fn(&NamespacedName) -> bool| {
+            self.claimants(host)
+                .filter(|(name, _)| wanted(name))
+                .min_by_key(|(name, entry)| (entry.created, *name))
+                .map(|(name, entry)| (&name.namespace, &entry.ports))
+        };
+        let own = || first(&|name| is_own(name) && self.visibility(namespace) != Visibility::None);
+        let of_service = |service: NamespacedName| {
+            let (namespace, here) = self.world.namespaces.get_key_value(&service.namespace)?;
+            Some((namespace, &here.services.get(&service.name)?.ports))
+        };
+        match service {
+            Some(service) if is_own(&service) => of_service(service),
+            Some(service) => own().or_else(|| of_service(service)),
+            None => own()
+                .or_else(|| first(&|name| self.visibility(&name.namespace) == Visibility::Public)),
+        }
+    }
+
+    /// Marks the entries that claim any of these hosts, the workloads that back them, and the routes that lead there.
     pub(super) fn mark_claimants<'a>(&mut self, hosts: impl Iterator<Item = &'a Arc<str>>) {
         let mut touched = BTreeSet::new();
         for host in hosts {
+            self.mark_routes_to_host(host);
             for (name, entry) in self.claimants(host) {
                 self.mark_entry(name, entry, &mut touched);
             }

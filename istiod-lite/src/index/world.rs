@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use cluster::{ObjectKey, kinds};
+use cluster::{Kind, ObjectKey, kinds};
 
 use super::{
     Subject,
@@ -27,7 +27,10 @@ use crate::{
         slice::Slice,
         workload_entry::WorkloadEntry,
     },
-    translate::policy::Policy,
+    translate::{
+        policy::Policy,
+        route::{ParentKey, Route, RouteId},
+    },
 };
 
 /// All facts.
@@ -46,6 +49,12 @@ pub(super) struct World {
     pub(super) mesh_config: MeshConfig,
     /// ServiceEntries by each of their hosts.
     pub(super) hosts: HashMap<Arc<str>, BTreeSet<NamespacedName>>,
+    /// Routes by what they are for.
+    pub(super) routes_by_parent: HashMap<ParentKey, BTreeSet<RouteId>>,
+    /// Routes by the Kubernetes services that they lead to.
+    pub(super) routes_by_service: HashMap<NamespacedName, BTreeSet<RouteId>>,
+    /// Routes by the hosts that they lead to.
+    pub(super) routes_by_host: HashMap<Arc<str>, BTreeSet<RouteId>>,
     /// Kubernetes services and ServiceEntries by each of their single addresses.
     pub(super) vips: HashMap<IpAddr, BTreeSet<Subject>>,
 }
@@ -71,6 +80,7 @@ pub(super) struct Inhabitants {
     pub(super) entries_by_selector: BySelector,
     pub(super) workload_entries: BTreeMap<Arc<str>, WorkloadEntry>,
     pub(super) workload_entries_by_labels: ByLabels,
+    pub(super) routes: BTreeMap<(Kind, Arc<str>), Route>,
 }
 
 /// An object that conditions are written to.
@@ -84,6 +94,8 @@ pub struct Standing {
     pub conditions: Vec<kinds::Condition>,
     /// The addresses that it carries, for its hosts.
     pub addresses: Vec<kinds::ServiceEntryAddress>,
+    /// What it carries of controllers, for each parent of a route.
+    pub parents: Vec<serde_json::Value>,
 }
 
 impl World {
@@ -232,5 +244,6 @@ impl Inhabitants {
             && self.gateways.is_empty()
             && self.entries.is_empty()
             && self.workload_entries.is_empty()
+            && self.routes.is_empty()
     }
 }

@@ -21,6 +21,7 @@ fn standing(conditions: Vec<kinds::Condition>) -> Standing {
         generation: Some(2),
         conditions,
         addresses: Vec::new(),
+        parents: Vec::new(),
     }
 }
 

@@ -76,6 +76,8 @@ pub enum Canary {
     Unwanted,
     /// It takes a share, the other one the rest.
     Share {
+        /// The Gateway.
+        gateway: NamespacedName,
         /// Where it is; nowhere where none of its addresses can be used.
         address: Option<GatewayAddress>,
         /// Its share in percent.
@@ -229,7 +231,10 @@ pub fn share(
         _ if wish.gateway == gateway => Canary::Refused(CanaryRefusal::SameAsPrimary),
         Err(text) => Canary::Refused(CanaryRefusal::InvalidWeight(text.clone())),
         Ok(percent) => match bind(wish, known, attacher, network) {
-            Binding::Bound { address, .. } => Canary::Share {
+            Binding::Bound {
+                gateway, address, ..
+            } => Canary::Share {
+                gateway,
                 address,
                 percent: *percent,
             },
@@ -296,6 +301,20 @@ impl Binding {
         }
     }
 
+    /// The Gateways that serve it: both learn of it, whatever their shares.
+    pub fn gateways(&self) -> impl Iterator<Item = &NamespacedName> {
+        let (first, second) = match self {
+            Self::Unbound | Self::Refused { .. } => (None, None),
+            Self::Bound {
+                gateway, canary, ..
+            } => match canary {
+                Canary::Share { gateway: other, .. } => (Some(gateway), Some(other)),
+                Canary::Unwanted | Canary::Refused(_) => (Some(gateway), None),
+            },
+        };
+        first.into_iter().chain(second)
+    }
+
     /// Both waypoints with their shares, where there are two.
     pub fn weighted(&self) -> Vec<WeightedWaypoint> {
         let Self::Bound {
@@ -304,6 +323,7 @@ impl Binding {
                 Canary::Share {
                     address: Some(canary),
                     percent,
+                    ..
                 },
             ..
         } = self

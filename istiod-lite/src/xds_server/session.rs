@@ -11,7 +11,8 @@
 //! In: requests, and the published tables. Out: what to send next. One push is in
 //! flight at a time. Within a push, policies that are new go before the workloads
 //! that may name them, and policies that are gone after; that is why the first
-//! answer about workloads waits for the client's request for policies.
+//! answer about workloads waits for the client's request for policies. What a waypoint
+//! does with its services goes after the services.
 //!
 //! What a client holds is not remembered by name: the generation that it was
 //! brought to says it, together with the versions that it lists when it comes back.
@@ -29,7 +30,10 @@ use self::{
     interest::{Everything, Interest, Owed, WILDCARD},
     news::{Known, News, resource},
 };
-use crate::catalogue::{ResourceType, Table, Tables, TooFarBehind};
+use crate::{
+    catalogue::{ResourceType, Table, Tables, TooFarBehind},
+    facts::NamespacedName,
+};
 
 /// How many names a client may subscribe to, for each type.
 const MAX_NAMES: usize = 100_000;
@@ -39,11 +43,14 @@ const MAX_NAMES: usize = 100_000;
 pub struct Session {
     addresses: Subscription,
     authorizations: Subscription,
+    services: Subscription,
     in_flight: BTreeMap<String, Sent>,
     nonces: u64,
     policies_first: PoliciesFirst,
     /// The client's node, whose workloads it is told of unasked.
     node: Option<String>,
+    /// The waypoint that the client is an instance of, if it is.
+    waypoint: Option<NamespacedName>,
 }
 
 /// Whether workloads wait for a subscription to policies.
@@ -133,10 +140,12 @@ pub struct Push {
 }
 
 impl Session {
-    /// A session with a client on this node, if it has said so.
-    pub fn new(node: Option<String>) -> Self {
+    /// A session with a client on this node, if it has said so, and of this waypoint, if
+    /// it has proved that it is an instance of one.
+    pub fn new(node: Option<String>, waypoint: Option<NamespacedName>) -> Self {
         Self {
             node,
+            waypoint,
             ..Self::default()
         }
     }
@@ -218,6 +227,7 @@ impl Session {
         let of = |of, subscription: &Subscription| subscription.at_most(tables.of(of));
         of(ResourceType::Address, &self.addresses)
             + of(ResourceType::Authorization, &self.authorizations)
+            + self.services.at_most(own(tables, self.waypoint.as_ref()))
     }
 
     /// What to send now; nothing while something is in flight or the client is current.
@@ -246,6 +256,12 @@ impl Session {
             };
             self.addresses.news(known, generation)?
         };
+        let known = Known {
+            table: own(tables, self.waypoint.as_ref()),
+            lookup: None,
+            node: None,
+        };
+        let services = self.services.news(known, generation)?;
         let mut push = Push::default();
         let mut retired = None;
         if let Some(mut news) = policies {
@@ -267,6 +283,9 @@ impl Session {
         }
         if let Some(news) = addresses {
             self.send(ResourceType::Address, news, tables.generation(), &mut push);
+        }
+        if let Some(news) = services {
+            self.send(ResourceType::WaypointService, news, generation, &mut push);
         }
         if let Some(news) = retired {
             self.send(
@@ -315,6 +334,7 @@ impl Session {
         match of {
             ResourceType::Address => &mut self.addresses,
             ResourceType::Authorization => &mut self.authorizations,
+            ResourceType::WaypointService => &mut self.services,
         }
     }
 
@@ -340,6 +360,7 @@ impl Session {
         BTreeMap::from([
             of(ResourceType::Address, &self.addresses),
             of(ResourceType::Authorization, &self.authorizations),
+            of(ResourceType::WaypointService, &self.services),
         ])
     }
 
@@ -349,6 +370,14 @@ impl Session {
             .values()
             .map(|sent| sent.of.label())
             .collect()
+    }
+}
+
+/// What is for a client's waypoint; nothing where it is no instance of one.
+fn own<'a>(tables: &'a Tables, waypoint: Option<&NamespacedName>) -> &'a Table {
+    match waypoint {
+        Some(waypoint) => tables.of_waypoint(waypoint),
+        None => tables.of(ResourceType::WaypointService),
     }
 }
 

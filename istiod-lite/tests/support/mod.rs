@@ -238,9 +238,12 @@ pub struct Said {
 }
 
 pub fn said(response: &DeltaDiscoveryResponse) -> Said {
-    let address = response.type_url == proto::ADDRESS_TYPE_URL;
     Said {
-        kind: if address { "address" } else { "policy" },
+        kind: match response.type_url.as_str() {
+            proto::ADDRESS_TYPE_URL => "address",
+            proto::WAYPOINT_SERVICE_TYPE_URL => "waypoint",
+            _ => "policy",
+        },
         updated: response
             .resources
             .iter()
@@ -259,6 +262,32 @@ pub fn node(namespace: &str) -> Node {
         id: "ztunnel~1.1.1.1~ztunnel-a.istio-system~istio-system.svc.cluster.local".into(),
         metadata: Some(Struct {
             fields: [("NAMESPACE".into(), text(namespace))].into(),
+        }),
+        ..Node::default()
+    }
+}
+
+/// A waypoint's pod, by its own word.
+pub fn waypoint_node(namespace: &str, gateway: &str) -> Node {
+    use prost_types::{Struct, Value, value::Kind};
+    let text = |text: &str| Value {
+        kind: Some(Kind::StringValue(text.into())),
+    };
+    let label = "gateway.networking.k8s.io/gateway-name".to_owned();
+    let labels = Struct {
+        fields: [(label, text(gateway))].into(),
+    };
+    let labels = Value {
+        kind: Some(Kind::StructValue(labels)),
+    };
+    Node {
+        id: format!("waypoint~1.1.1.1~w.{namespace}~{namespace}.svc.cluster.local"),
+        metadata: Some(Struct {
+            fields: [
+                ("NAMESPACE".into(), text(namespace)),
+                ("LABELS".into(), labels),
+            ]
+            .into(),
         }),
         ..Node::default()
     }

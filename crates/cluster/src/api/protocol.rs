@@ -326,6 +326,11 @@ mod tests {
                 &Kind::Gateway,
                 &Kind::ServiceEntry,
                 &Kind::WorkloadEntry,
+                &Kind::ReferenceGrant,
+                &Kind::HTTPRoute,
+                &Kind::GRPCRoute,
+                &Kind::TLSRoute,
+                &Kind::TCPRoute,
                 &Kind::PeerAuthentication,
                 &Kind::AuthorizationPolicy
             ]

@@ -61,16 +61,7 @@ const NOT_READ: &[(&str, &[&str])] = &[
     ("extensions.istio.io", &["TrafficExtension", "WasmPlugin"]),
     (
         "gateway.networking.k8s.io",
-        &[
-            "BackendTLSPolicy",
-            "GRPCRoute",
-            "HTTPRoute",
-            "ListenerSet",
-            "ReferenceGrant",
-            "TCPRoute",
-            "TLSRoute",
-            "UDPRoute",
-        ],
+        &["BackendTLSPolicy", "ListenerSet", "UDPRoute"],
     ),
     (
         "networking.istio.io",

@@ -9,6 +9,7 @@ mod gateway;
 pub(crate) mod known;
 mod open_enum;
 mod policy;
+mod route;
 mod service_entry;
 
 pub use gateway::{
@@ -24,6 +25,16 @@ pub use policy::{
     Action, AuthorizationPolicy, AuthorizationPolicySpec, MtlsMode, MutualTls, Operation,
     PeerAuthentication, PeerAuthenticationSpec, PolicyStatus, Rule, RuleCondition, RuleFrom,
     RuleTo, Selector, Source, TargetReference, UnknownFields,
+};
+pub use route::{
+    CookieConfig, CookieLifetime, CorsFilter, ExtensionReference, FilterType, Fraction,
+    GRPCMethodMatch, GRPCRoute, GRPCRouteMatch, GRPCRouteRule, GRPCRouteSpec, HTTPRoute,
+    HTTPRouteMatch, HTTPRouteRule, HTTPRouteSpec, HeaderFilter, HeaderValue, L4RouteRule,
+    L4RouteSpec, MirrorFilter, ParentReference, PathMatchType, PathModifier, PathModifierType,
+    RedirectFilter, ReferenceGrant, ReferenceGrantFrom, ReferenceGrantSpec, ReferenceGrantTo,
+    RewriteFilter, RouteBackendReference, RouteFilter, RoutePathMatch, RouteRetry,
+    RouteSessionPersistence, RouteStatus, RouteTimeouts, RouteValueMatch, SessionType, TCPRoute,
+    TLSRoute, ValueMatchType,
 };
 pub use service_entry::{
     AddressFamily, Location, Port, Resolution, ServiceEntry, ServiceEntryAddress, ServiceEntrySpec,

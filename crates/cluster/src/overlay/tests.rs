@@ -124,6 +124,48 @@ fn two_writers_of_one_field_are_a_conflict_and_the_first_by_name_is_believed() {
 }
 
 #[test]
+fn a_controller_says_all_of_its_own_parents_and_nothing_of_others() {
+    let entry = |controller: &str, parent: &str| serde_json::json!({"controllerName": controller, "parentRef": {"name": parent}});
+    let base = serde_json::json!({
+        "metadata": {"name": "r", "uid": "u"},
+        "status": {"parents": [entry("a", "old"), entry("b", "kept"), entry("c", "stale")]}});
+    let base = serde_json::from_value::<crate::kinds::HTTPRoute>(base)
+        .unwrap()
+        .into_object();
+    let partial = |parents: Value| PartialFile {
+        uid: "u".to_owned(),
+        status: json!({ "parents": parents }).as_object().unwrap().clone(),
+        ..PartialFile::default()
+    };
+    let first = partial(json!([entry("a", "one"), entry("a", "two")]));
+    let second = partial(json!([entry("c", "own"), entry("a", "meddling")]));
+    let merged = merge(
+        &base,
+        [(&"m".to_owned(), &first), (&"n".to_owned(), &second)],
+    )
+    .unwrap();
+    let Object::HTTPRoute(route) = &merged.object else {
+        panic!("a route expected")
+    };
+    let parents = &route.status.as_ref().unwrap().parents;
+    assert_eq!(
+        *parents,
+        [
+            entry("b", "kept"),
+            entry("a", "one"),
+            entry("a", "two"),
+            entry("c", "own")
+        ]
+    );
+    let fields: Vec<_> = merged
+        .conflicts
+        .iter()
+        .map(|conflict| &conflict.field)
+        .collect();
+    assert_eq!(fields, ["status.parents[a]"]);
+}
+
+#[test]
 fn a_partial_is_read_as_strictly_as_its_object() {
     for (text, field) in [
         (

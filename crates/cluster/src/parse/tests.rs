@@ -157,7 +157,7 @@ fn mistakes_in_json_are_named_by_line_too() {
 #[test]
 fn kinds_that_are_not_read_are_no_problem() {
     for (version, kind) in [
-        ("gateway.networking.k8s.io/v1", "HTTPRoute"),
+        ("gateway.networking.k8s.io/v1", "UDPRoute"),
         ("apps/v1", "Deployment"),
         ("networking.istio.io/v1", "VirtualService"),
         ("networking.istio.io/v1", "Gateway"),
@@ -172,6 +172,54 @@ fn kinds_that_are_not_read_are_no_problem() {
             "{kind}"
         );
     }
+}
+
+#[test]
+fn routes_are_read_in_all_their_versions_and_a_mistake_is_named_where_it_is() {
+    for (version, kind) in [
+        ("v1", "HTTPRoute"),
+        ("v1beta1", "HTTPRoute"),
+        ("v1", "GRPCRoute"),
+        ("v1alpha2", "GRPCRoute"),
+        ("v1", "TLSRoute"),
+        ("v1alpha3", "TLSRoute"),
+        ("v1alpha2", "TCPRoute"),
+        ("v1beta1", "ReferenceGrant"),
+    ] {
+        let text = format!(
+            "apiVersion: gateway.networking.k8s.io/{version}\nkind: {kind}\nmetadata: {{name: r}}\n"
+        );
+        assert_eq!(one(&text).kind().as_str(), kind, "{version}");
+    }
+    let route = "apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: r, creationTimestamp: '2026-01-02T03:04:05Z'}
+spec:
+  rules:
+  - matches:
+    - path: {type: Glob, value: /a}
+      later: 1
+    backendRefs:
+    - {name: a, port: http}
+";
+    assert_eq!(
+        findings(route, Format::Yaml),
+        [
+            "10: HTTPRoute default/r: spec.rules[0].backendRefs[0].port: expected an integer, found string \"http\""
+        ]
+    );
+    let Object::HTTPRoute(route) = one(&route.replace("port: http", "port: 80")) else {
+        panic!("a route expected")
+    };
+    let seconds = route.metadata.creation_timestamp.as_ref().unwrap();
+    assert_eq!(seconds.0.as_second(), 1_767_323_045);
+    let matching = &route.spec.rules[0].matches[0];
+    let path = matching.path.as_ref().unwrap();
+    assert_eq!(
+        path.match_type,
+        Some(crate::kinds::PathMatchType::Unknown("Glob".into()))
+    );
+    assert!(matching.unknown_fields.contains_key("later"));
 }
 
 #[test]

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One pod's life on its node: sandbox, containers, probes, status, end.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -447,8 +446,8 @@ impl PodLife {
             unreachable!("broken invariant: status is an object")
         };
         let partial = Partial {
-            annotations: BTreeMap::new(),
             status,
+            ..Partial::default()
         };
         self.shared
             .status

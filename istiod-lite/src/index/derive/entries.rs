@@ -14,6 +14,7 @@ use crate::{
     status,
     translate::{
         ports,
+        route::ParentKey,
         service::{self, Host},
         waypoint::{Addressed, Binding},
         workload::{self, EndpointInput, WrittenIn},
@@ -37,6 +38,7 @@ impl Index {
             network: self.network(),
             waypoint: &binding,
         };
+        let parent = ParentKey::Entry(name.clone());
         let hosts: Vec<&Arc<str>> = self.hosts_of(name, entry).collect();
         let elsewhere = self.entry_accounts_elsewhere(&name.namespace, here, entry);
         for host in &hosts {
@@ -50,6 +52,8 @@ impl Index {
                 input,
             );
             networks::add_names(&mut message, elsewhere.clone());
+            let served = self.served(&parent, host, &entry.ports, &binding);
+            derived.served.extend(served);
             let key = workload::host_key(&name.namespace, host);
             derived.resources.push(service_resource(key, message));
         }
@@ -178,6 +182,7 @@ impl Index {
                 .into_iter()
                 .collect(),
             gateways,
+            ..Derived::default()
         })
     }
 

@@ -4,9 +4,12 @@
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use super::{Index, Subject};
-use crate::facts::{
-    NamespacedName, mesh_config::MeshConfig, service_entry::ServiceEntry,
-    workload_entry::WorkloadEntry,
+use crate::{
+    facts::{
+        NamespacedName, mesh_config::MeshConfig, service_entry::ServiceEntry,
+        workload_entry::WorkloadEntry,
+    },
+    translate::route::ParentKey,
 };
 
 impl Index {
@@ -65,6 +68,7 @@ impl Index {
         self.dirty.extend(touched);
         self.unallocated.extend(unallocated);
         self.mark_claimants(claimed.iter());
+        self.mark_routes_for(&ParentKey::Entry(name.clone()));
         self.set_vips(&Subject::Entry(name.clone()), &old, &new);
         self.forget_deserted(&name.namespace);
     }
@@ -130,6 +134,7 @@ impl Index {
         let entries = entries.map(|entry| NamespacedName::new(namespace, entry.clone()));
         self.dirty.extend(entries.map(Subject::Entry));
         self.mark_claimants(hosts.iter());
+        self.mark_routes_into(namespace);
     }
 
     /// Notes the single addresses of a service, and marks those that have one in common with it.

@@ -3,10 +3,10 @@
 
 mod demand;
 
-use proto::{ADDRESS_TYPE_URL, ads};
+use proto::ads;
 
 use super::*;
-use crate::catalogue::{Catalogue, Change};
+use crate::catalogue::{Catalogue, Change, Place};
 
 const ADDRESS: ResourceType = ResourceType::Address;
 const POLICY: ResourceType = ResourceType::Authorization;
@@ -35,8 +35,7 @@ impl Client {
 
     fn publish(&self, changes: &[(ResourceType, &str, Option<&'static str>)]) {
         let change = |(of, name, body): &(ResourceType, &str, Option<&'static str>)| Change {
-            of: *of,
-            name: (*name).into(),
+            place: Place::new(*of, None, *name),
             body: body.map(|text| bytes::Bytes::from_static(text.as_bytes())),
         };
         self.catalogue.publish(changes.iter().map(change).collect());
@@ -77,10 +76,10 @@ impl Client {
 }
 
 fn said(response: &DeltaDiscoveryResponse) -> Said {
-    let label = if response.type_url == ADDRESS_TYPE_URL {
-        "address"
-    } else {
-        "policy"
+    let label = match ResourceType::from_url(&response.type_url) {
+        Some(ResourceType::Address) => "address",
+        Some(of @ ResourceType::WaypointService) => of.label(),
+        Some(ResourceType::Authorization) | None => "policy",
     };
     let names = response.resources.iter().map(|r| r.name.clone()).collect();
     (label, names, response.removed_resources.clone())
@@ -347,4 +346,104 @@ fn a_push_never_takes_more_than_was_said_before() {
     back.session.stop_waiting();
     assert!(at_most(&back) > 0);
     assert_eq!(pushed(&mut back), 0);
+}
+
+const SERVICE: ResourceType = ResourceType::WaypointService;
+
+fn of_waypoint(waypoint: &str, name: &str, body: Option<&'static str>) -> Change {
+    let waypoint = NamespacedName::new("x", waypoint);
+    Change {
+        place: Place::new(SERVICE, Some(waypoint), name),
+        body: body.map(|text| bytes::Bytes::from_static(text.as_bytes())),
+    }
+}
+
+/// A client that is an instance of this waypoint, or of none.
+fn instance(waypoint: Option<&str>) -> Client {
+    let mut client = Client::new(&[]);
+    let waypoint = waypoint.map(|name| NamespacedName::new("x", name));
+    client.session = Session::new(None, waypoint);
+    let published = vec![
+        of_waypoint("a", "x/s", Some("1")),
+        of_waypoint("b", "x/t", Some("1")),
+    ];
+    client.catalogue.publish(published);
+    client.subscribe(SERVICE);
+    client
+}
+
+#[test]
+fn a_waypoint_is_told_of_the_services_that_it_serves_and_of_no_others() {
+    let mut client = instance(Some("a"));
+    assert_eq!(
+        client.settle(),
+        [("waypoint_service", names(&["x/s"]), names(&[]))]
+    );
+    client
+        .catalogue
+        .publish(vec![of_waypoint("b", "x/t", Some("2"))]);
+    assert_eq!(client.settle(), []);
+    // A service that passes to another waypoint is gone for the one, and new for the other.
+    client.catalogue.publish(vec![
+        of_waypoint("a", "x/s", None),
+        of_waypoint("b", "x/s", Some("1")),
+    ]);
+    assert_eq!(
+        client.settle(),
+        [("waypoint_service", names(&[]), names(&["x/s"]))]
+    );
+}
+
+#[test]
+fn who_is_no_waypoint_is_answered_with_nothing_even_by_name() {
+    let mut client = instance(None);
+    assert_eq!(
+        client.settle(),
+        [("waypoint_service", names(&[]), names(&[]))]
+    );
+    let mut request = wildcard(SERVICE);
+    request.resource_names_subscribe = names(&["x/s"]);
+    client.ask(request);
+    assert_eq!(
+        client.settle(),
+        [("waypoint_service", names(&[]), names(&["x/s"]))]
+    );
+    client
+        .catalogue
+        .publish(vec![of_waypoint("a", "x/s", Some("3"))]);
+    assert_eq!(client.settle(), []);
+    let mut foreign = instance(Some("b"));
+    let mut request = wildcard(SERVICE);
+    request.resource_names_subscribe = names(&["x/s"]);
+    foreign.settle();
+    foreign.ask(request);
+    assert_eq!(
+        foreign.settle(),
+        [("waypoint_service", names(&[]), names(&["x/s"]))]
+    );
+}
+
+#[test]
+fn a_waypoint_that_comes_back_gets_only_what_it_does_not_hold() {
+    let mut client = Client::new(&[]);
+    client.session = Session::new(None, Some(NamespacedName::new("x", "a")));
+    let published = vec![
+        of_waypoint("a", "x/s", Some("1")),
+        of_waypoint("a", "x/t", Some("2")),
+    ];
+    client.catalogue.publish(published);
+    let held = [
+        ("x/s", crate::catalogue::Version::of(b"1").to_string()),
+        ("x/u", "old".to_owned()),
+    ];
+    client.ask(DeltaDiscoveryRequest {
+        initial_resource_versions: held
+            .map(|(name, version)| (name.to_owned(), version))
+            .into(),
+        ..wildcard(SERVICE)
+    });
+    assert_eq!(
+        client.settle(),
+        [("waypoint_service", names(&["x/t"]), names(&["x/u"]))]
+    );
 }

@@ -38,7 +38,7 @@ impl OnDemand {
     /// A client on node a, which has asked for nothing yet.
     fn new() -> Self {
         let mut client = Client::new(&[]);
-        client.session = Session::new(Some("a".into()));
+        client.session = Session::new(Some("a".into()), None);
         client.session.stop_waiting();
         client.catalogue.keep_lookup();
         let mut client = Self(client);
@@ -56,8 +56,7 @@ impl OnDemand {
     fn publish<const N: usize>(&mut self, changes: [(&str, Option<Type>); N]) {
         let body = |of: Type| Address { r#type: Some(of) }.encode_to_vec().into();
         let change = |(name, of): (&str, Option<Type>)| Change {
-            of: ADDRESS,
-            name: name.into(),
+            place: Place::new(ADDRESS, None, name),
             body: of.map(body),
         };
         self.0

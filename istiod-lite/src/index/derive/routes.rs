@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What routes come to: the message of each service that a waypoint serves, and what their authors are told.
+
+use bytes::Bytes;
+use prost::Message as _;
+use proto::waypoint as wire;
+
+use super::{Derived, Index};
+use crate::{
+    facts::{NamespacedName, mesh_config::Visibility, service::ServicePort},
+    status::routes::{self, Found, ParentStatus},
+    translate::{
+        route::{
+            ParentKey, Rank, Reference, Route, RouteId, Unresolved, reachable,
+            serving::{self, Attached, Resolver, Served},
+        },
+        waypoint::Binding,
+        workload,
+    },
+};
+
+impl Index {
+    /// A route, as it was read.
+    pub(in crate::index) fn route(&self, id: &RouteId) -> Option<&Route> {
+        let here = self.world.inhabitants(&id.name.namespace)?;
+        here.routes.get(&(id.kind, id.name.name.clone()))
+    }
+
+    /// The routes that are for a service.
+    fn routes_for(&self, parent: &ParentKey) -> Vec<Attached<'_>> {
+        let ids = self
+            .world
+            .routes_by_parent
+            .get(parent)
+            .into_iter()
+            .flatten();
+        let attached = ids.filter_map(|id| {
+            let route = self.route(id)?;
+            let parents = route.parents.iter();
+            let parents = parents.filter(|one| one.object == *parent).collect();
+            Some(Attached { id, route, parents })
+        });
+        attached.collect()
+    }
+
+    /// The message of a service for each waypoint that serves it: whose, under which name, and what it says.
+    pub(super) fn served(
+        &self,
+        parent: &ParentKey,
+        hostname: &str,
+        ports: &[ServicePort],
+        binding: &Binding,
+    ) -> Vec<(NamespacedName, String, Bytes)> {
+        let waypoints: Vec<_> = binding.gateways().collect();
+        if waypoints.is_empty() {
+            return Vec::new();
+        }
+        let namespace = &parent.name().namespace;
+        let served = Served {
+            namespace,
+            hostname,
+            ports,
+            routes: &self.routes_for(parent),
+        };
+        let body: Bytes = serving::service(served, self).encode_to_vec().into();
+        let name = workload::host_key(namespace, hostname);
+        let each = waypoints.into_iter();
+        each.map(|waypoint| (waypoint.clone(), name.clone(), body.clone()))
+            .collect()
+    }
+
+    pub(super) fn derive_route(&self, id: &RouteId) -> Option<Derived> {
+        let route = self.route(id)?;
+        let targets = route.targets().filter_map(|target| {
+            let why = self.resolve(id, &target.reference).err()?;
+            Some((target.field.clone(), why))
+        });
+        let extensions = route.extensions().map(|(field, name)| {
+            let words = format!("{name} is no extension that is known");
+            (
+                field.to_owned(),
+                Unresolved::new(Unresolved::INVALID_KIND, words),
+            )
+        });
+        let unresolved: Vec<_> = targets.chain(extensions).collect();
+        let mut derived = Derived::default();
+        for parent in &route.parents {
+            let attached = self.routes_for(&parent.object);
+            let found = self.parent_service(&parent.object, &mut derived.gateways);
+            let found = found.as_ref().map(|(ports, binding)| Found {
+                namespace: &parent.object.name().namespace,
+                ports,
+                binding,
+                routes: &attached,
+            });
+            derived.parents.push(ParentStatus {
+                reference: parent.reference.clone(),
+                conditions: routes::conditions(id, route, parent, found, &unresolved),
+            });
+        }
+        Some(derived)
+    }
+
+    /// The ports of a service, and its waypoint; nothing where it isn't there or nobody sees it.
+    fn parent_service(
+        &self,
+        parent: &ParentKey,
+        gateways: &mut Vec<NamespacedName>,
+    ) -> Option<(&[ServicePort], Binding)> {
+        let name = parent.name();
+        let here = self.world.inhabitants(&name.namespace)?;
+        let (ports, wish, visibility) = match parent {
+            ParentKey::Service(_) => {
+                let service = here.services.get(&name.name)?;
+                (&service.ports, &service.waypoint, Visibility::Public)
+            }
+            ParentKey::Entry(_) => {
+                let entry = here.entries.get(&name.name)?;
+                (
+                    &entry.ports,
+                    &entry.waypoint,
+                    self.visibility(&name.namespace),
+                )
+            }
+        };
+        if visibility == Visibility::None {
+            return None;
+        }
+        Some((ports, self.bind_service(wish, name, visibility, gateways)))
+    }
+}
+
+impl Resolver for Index {
+    fn resolve(
+        &self,
+        route: &RouteId,
+        reference: &Reference,
+    ) -> Result<wire::Destination, Unresolved> {
+        let missing = |words: String| Unresolved::new(Unresolved::NOT_FOUND, words);
+        let (namespace, hostname, ports, port) = match reference {
+            Reference::Invalid(why) => return Err(why.clone()),
+            Reference::Service { name, port } => {
+                let here = self.world.inhabitants(&name.namespace);
+                let service = here.and_then(|here| here.services.get(&name.name));
+                let service =
+                    service.ok_or_else(|| missing(format!("there is no Service {name}")))?;
+                let hostname = self.mesh.hostname(&name.namespace, &name.name);
+                (&name.namespace, hostname, &service.ports, *port)
+            }
+            Reference::Host { host, port } => {
+                let meant = self.meant(host, &route.name.namespace);
+                let (namespace, ports) = meant.ok_or_else(|| {
+                    missing(format!("no Service or ServiceEntry has the host {host}"))
+                })?;
+                (namespace, host.to_string(), ports, *port)
+            }
+        };
+        let found = reachable(ports).find(|(known, _)| known.port == port);
+        let Some((_, speaks)) = found else {
+            let words = format!("{hostname} has no port {port} that is reached over TCP");
+            return Err(missing(words));
+        };
+        if route.rank() >= Rank::Http && speaks == wire::Protocol::Tls {
+            let words =
+                format!("port {port} of {hostname} expects TLS, which waypoints don't begin");
+            return Err(Unresolved::new(Unresolved::PROTOCOL, words));
+        }
+        Ok(wire::Destination {
+            namespace: namespace.to_string(),
+            hostname,
+            port: port.into(),
+            protocol: speaks.into(),
+        })
+    }
+}

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a waypoint is told of a service: its ports, and at each the routes that concern each group of clients.
+
+use std::collections::BTreeMap;
+
+use proto::waypoint as wire;
+
+use super::{
+    Backend, Filter, HttpRule, Parent, Reach, Reference, Route, RouteId, Rules, Unresolved,
+    reachable, said,
+};
+use crate::facts::service::ServicePort;
+
+/// A service that a waypoint serves.
+#[derive(Debug, Clone, Copy)]
+pub struct Served<'a> {
+    /// Its namespace.
+    pub namespace: &'a str,
+    /// Its host name.
+    pub hostname: &'a str,
+    /// Its ports.
+    pub ports: &'a [ServicePort],
+    /// The routes that are for it.
+    pub routes: &'a [Attached<'a>],
+}
+
+/// A route, and how it is for the service.
+#[derive(Debug, Clone)]
+pub struct Attached<'a> {
+    /// Which one it is.
+    pub id: &'a RouteId,
+    /// What it says.
+    pub route: &'a Route,
+    /// Its references to this service.
+    pub parents: Vec<&'a Parent>,
+}
+
+/// Follows references.
+pub trait Resolver {
+    /// Where a reference of a route leads.
+    ///
+    /// # Errors
+    /// When it leads nowhere, or to what such a route can't use.
+    fn resolve(
+        &self,
+        route: &RouteId,
+        reference: &Reference,
+    ) -> Result<wire::Destination, Unresolved>;
+}
+
+/// Makes the message of a service.
+pub fn service(served: Served<'_>, resolver: &impl Resolver) -> wire::Service {
+    let ports = reachable(served.ports).map(|(port, speaks)| wire::Port {
+        number: port.port.into(),
+        protocol: speaks.into(),
+        tables: tables(served, port, speaks, resolver),
+    });
+    wire::Service {
+        namespace: served.namespace.to_owned(),
+        hostname: served.hostname.to_owned(),
+        ports: ports.collect(),
+    }
+}
+
+fn tables(
+    served: Served<'_>,
+    port: &ServicePort,
+    speaks: wire::Protocol,
+    resolver: &impl Resolver,
+) -> Vec<wire::RouteTable> {
+    let mut groups: BTreeMap<&str, Vec<&Attached<'_>>> = BTreeMap::new();
+    for attached in served.routes {
+        if attached.is_at(port, speaks) {
+            let clients = clients_of(attached.id, served.namespace);
+            groups.entry(clients).or_default().push(attached);
+        }
+    }
+    let mut tables: Vec<_> = groups
+        .into_iter()
+        .map(|(clients, routes)| table(clients, routes, resolver))
+        .collect();
+    // For everyone comes last.
+    tables.sort_by_key(|table| table.client_namespace.is_empty());
+    tables
+}
+
+impl Attached<'_> {
+    /// Whether it decides about a port, as far as that lies with itself.
+    pub fn is_at(&self, port: &ServicePort, speaks: wire::Protocol) -> bool {
+        self.id.rank().suits(speaks) && self.parents.iter().any(|parent| parent.selects(port))
+    }
+}
+
+/// Whose requests a route decides about: those of its own namespace, or where that is the service's, all.
+pub(crate) fn clients_of<'a>(route: &'a RouteId, service_namespace: &str) -> &'a str {
+    match &*route.name.namespace {
+        own if own == service_namespace => "",
+        other => other,
+    }
+}
+
+fn table(
+    clients: &str,
+    mut routes: Vec<&Attached<'_>>,
+    resolver: &impl Resolver,
+) -> wire::RouteTable {
+    let counts = routes.iter().map(|attached| attached.id.rank()).max();
+    routes.retain(|attached| Some(attached.id.rank()) == counts);
+    routes.sort_by_key(|attached| (attached.route.created, &attached.id.name));
+    let mut table = wire::RouteTable {
+        client_namespace: clients.to_owned(),
+        ..wire::RouteTable::default()
+    };
+    for attached in routes {
+        let following = Following {
+            id: attached.id,
+            resolver,
+        };
+        let (namespace, name) = (
+            attached.id.name.namespace.to_string(),
+            attached.id.name.name.to_string(),
+        );
+        let created = attached.route.created;
+        match &attached.route.rules {
+            Rules::Http(rules) => table.http.push(wire::HttpRoute {
+                kind: attached.id.kind.as_str().to_owned(),
+                namespace,
+                name,
+                created,
+                rules: rules
+                    .iter()
+                    .filter(|rule| rule.reach == Reach::Matched)
+                    .map(|rule| following.rule(rule))
+                    .collect(),
+            }),
+            Rules::Tls {
+                hostnames,
+                backends,
+            } => table.tls.push(wire::TlsRoute {
+                namespace,
+                name,
+                created,
+                hostnames: hostnames.clone(),
+                backends: following.connections(attached.route, backends),
+            }),
+            Rules::Tcp(backends) => table.tcp.push(wire::TcpRoute {
+                namespace,
+                name,
+                created,
+                backends: following.connections(attached.route, backends),
+            }),
+        }
+    }
+    table
+}
+
+/// Follows the references of one route.
+struct Following<'a, R> {
+    id: &'a RouteId,
+    resolver: &'a R,
+}
+
+impl<R: Resolver> Following<'_, R> {
+    fn rule(&self, rule: &HttpRule) -> wire::HttpRule {
+        if !rule.message.invalid.is_empty() {
+            return rule.message.clone();
+        }
+        wire::HttpRule {
+            filters: self.filters(&rule.filters),
+            backends: rule.backends.iter().map(|one| self.backend(one)).collect(),
+            ..rule.message.clone()
+        }
+    }
+
+    fn filters(&self, filters: &[Filter]) -> Vec<wire::HttpFilter> {
+        use wire::http_filter::Kind;
+        let filter = |filter: &Filter| {
+            let kind = match filter {
+                Filter::Ready(ready) => return ready.clone(),
+                Filter::Mirror {
+                    to,
+                    numerator,
+                    denominator,
+                } => Kind::Mirror(wire::Mirror {
+                    destination: self.resolver.resolve(self.id, &to.reference).ok(),
+                    numerator: *numerator,
+                    denominator: *denominator,
+                }),
+                Filter::Extension { field, name } => Kind::Unknown(format!("{field}: {name}")),
+            };
+            wire::HttpFilter { kind: Some(kind) }
+        };
+        filters.iter().map(filter).collect()
+    }
+
+    fn backend(&self, backend: &Backend) -> wire::HttpBackend {
+        use wire::http_backend::Target;
+        let target = match self.resolver.resolve(self.id, &backend.to.reference) {
+            Ok(destination) => Target::Destination(destination),
+            Err(why) => Target::Invalid(format!("{}: {}", backend.to.field, why.words)),
+        };
+        wire::HttpBackend {
+            weight: backend.weight,
+            target: Some(target),
+            filters: self.filters(&backend.filters),
+        }
+    }
+
+    /// A route that can't be honoured, or leads nowhere, has one backend that rejects all.
+    fn connections(&self, route: &Route, backends: &[Backend]) -> Vec<wire::TcpBackend> {
+        use wire::tcp_backend::Target;
+        let nowhere = if !route.faults.is_empty() {
+            Some(said(&route.faults))
+        } else if backends.is_empty() {
+            Some("names no backend of any weight".to_owned())
+        } else {
+            None
+        };
+        if let Some(why) = nowhere {
+            return vec![wire::TcpBackend {
+                weight: 1,
+                target: Some(Target::Invalid(why)),
+            }];
+        }
+        let backend = |backend: &Backend| wire::TcpBackend {
+            weight: backend.weight,
+            target: Some(
+                match self.resolver.resolve(self.id, &backend.to.reference) {
+                    Ok(destination) => Target::Destination(destination),
+                    Err(why) => Target::Invalid(format!("{}: {}", backend.to.field, why.words)),
+                },
+            ),
+        };
+        backends.iter().map(backend).collect()
+    }
+}

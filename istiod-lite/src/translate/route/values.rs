@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Values that stand in several places of routes.
+
+use std::time::Duration;
+
+use regex::bytes::RegexBuilder;
+
+/// Compiled, an expression may take this many bytes: as many as the waypoint grants it.
+const MAX_EXPRESSION_BYTES: usize = 1 << 20;
+
+/// Reads a duration: up to four groups of 1 to 5 digits with `h`, `m`, `s` or `ms` behind (GEP-2257).
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is no duration such as 1m30s or 500ms");
+    let mut rest = text;
+    let mut total = Duration::ZERO;
+    for _ in 0..4 {
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        if !(1..=5).contains(&digits) {
+            return Err(wrong());
+        }
+        let (number, behind) = rest.split_at(digits);
+        let number: u64 = number.parse().map_err(|_| wrong())?;
+        let letters = behind.bytes().take_while(u8::is_ascii_lowercase).count();
+        let (unit, behind) = behind.split_at(letters);
+        total += match unit {
+            "h" => Duration::from_secs(number * 3600),
+            "m" => Duration::from_secs(number * 60),
+            "s" => Duration::from_secs(number),
+            "ms" => Duration::from_millis(number),
+            _ => return Err(wrong()),
+        };
+        rest = behind;
+        if rest.is_empty() {
+            return Ok(total);
+        }
+    }
+    Err(wrong())
+}
+
+/// A duration as messages have it.
+pub(super) fn wire(duration: Duration) -> prost_types::Duration {
+    prost_types::Duration {
+        seconds: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        nanos: i32::try_from(duration.subsec_nanos()).unwrap_or_default(),
+    }
+}
+
+/// Whether a text can be the name of a header or method, or another token (RFC 9110, 5.6.2).
+pub(super) fn is_token(text: &str) -> bool {
+    let special = |byte: u8| b"!#$%&'*+-.^_`|~".contains(&byte);
+    let token = |byte: u8| byte.is_ascii_alphanumeric() || special(byte);
+    (1..=256).contains(&text.len()) && text.bytes().all(token)
+}
+
+/// Whether a text can be the value of a header: no control characters, no blanks around it (RFC 9110, 5.5).
+pub(super) fn is_header_value(text: &str) -> bool {
+    let blank = |c: char| c == ' ' || c == '\t';
+    let visible = |byte: u8| byte == b'\t' || (byte >= b' ' && byte != 0x7f);
+    (1..=4096).contains(&text.len())
+        && text.bytes().all(visible)
+        && text.trim_matches(blank) == text
+}
+
+/// Whether an expression can be used, as the waypoint will: as a whole, on bytes, with ASCII classes.
+pub(super) fn expression(text: &str) -> Result<(), String> {
+    let compile = |text: &str| {
+        let compiled = RegexBuilder::new(text)
+            .unicode(false)
+            .size_limit(MAX_EXPRESSION_BYTES)
+            .build();
+        compiled.map(drop)
+    };
+    // By itself first: `a)|(b` would be one between the brackets alone.
+    match compile(text).and_then(|()| compile(&format!(r"\A(?:{text})\z"))) {
+        Ok(()) => Ok(()),
+        Err(regex::Error::CompiledTooBig(_)) => {
+            Err(format!("the expression {text:?} is too large"))
+        }
+        Err(_) => Err(format!("{text:?} is no regular expression")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_what_gep_2257_says() {
+        let millis = |text: &str| duration(text).map(|d| d.as_millis()).ok();
+        assert_eq!(millis("0s"), Some(0));
+        assert_eq!(millis("1h30m5s10ms"), Some(5_405_010));
+        assert_eq!(millis("99999h"), Some(359_996_400_000));
+        for wrong in [
+            "",
+            "1",
+            "s",
+            "1.5s",
+            "-1s",
+            "1s2s3s4s5s",
+            "100000s",
+            "1d",
+            "1 s",
+            "1µs",
+        ] {
+            assert_eq!(millis(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_expression_is_bounded() {
+        assert_eq!(expression("v[0-9]+"), Ok(()));
+        assert!(expression("(").is_err());
+        assert!(expression(r"(\w{500}){500}").is_err_and(|words| words.contains("too large")));
+        assert!(
+            expression("a)|(b").is_err(),
+            "it can't escape from being whole"
+        );
+    }
+}
