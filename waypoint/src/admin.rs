@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::config::Config;
 use crate::record::Refusal;
-use crate::served::Served;
+use crate::route::Service;
 use crate::waypoint::Waypoint;
 
 const INDEX: &str = "<!DOCTYPE html><title>waypoint</title><ul>\
@@ -94,6 +94,8 @@ struct Dump<'a> {
     mesh: mesh::dump::Dump<'a>,
     /// What is served here, by service and port.
     served: BTreeMap<String, BTreeMap<u16, String>>,
+    /// Rules of routes that can't be honoured, and why.
+    problems: Vec<String>,
     config: &'a BTreeMap<String, String>,
     /// The own certificate, and why there is none or it could not be renewed.
     certificates: BTreeMap<String, String>,
@@ -135,11 +137,17 @@ fn config_dump(shown: &Shown) -> AdminResponse {
     let (upstream_tunnels, upstream_streams) = waypoint.tunnels_and_streams();
     let known = waypoint.state.read();
     let served = known.served.iter();
+    let problems = known.served.values().flat_map(|service| {
+        let problems = service.problems();
+        problems.map(|(rule, problem)| format!("{rule}: {problem}"))
+    });
+    let problems = problems.collect();
     json(&Dump {
         mesh: mesh::dump::Dump::of(&known.mesh),
         served: served
             .map(|(name, served)| (name.to_string(), ports(served)))
             .collect(),
+        problems,
         config: &shown.config,
         certificates,
         connections: Connections {
@@ -153,7 +161,7 @@ fn config_dump(shown: &Shown) -> AdminResponse {
     })
 }
 
-fn ports(served: &Served) -> BTreeMap<u16, String> {
+fn ports(served: &Service) -> BTreeMap<u16, String> {
     let ports = served.ports();
     ports
         .map(|(number, port)| (number, format!("{:?}", port.protocol)))

@@ -6,7 +6,7 @@
 //!
 //!  control plane ─► xds_handlers ─► state ──────────────► destination, authorize, endpoints
 //!  CA            ─► certificates ───────────────────────► tunnels
-//!                                    15008 ─► listener ─► tcp ─► upstream ─► record
+//!                                    15008 ─► listener ─► connection ─► tcp, http ─► upstream ─► record
 //! ```
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -40,8 +40,8 @@ use crate::state::State;
 use crate::waypoint::{Parts, Waypoint};
 use crate::xds_handlers::{Addresses, Authorizations, Services};
 
-/// How often idle metric series are looked for.
-const EXPIRY_PERIOD: Duration = Duration::from_secs(60);
+/// How often metric series and connections are looked for that nobody uses.
+const EXPIRY_PERIOD: Duration = Duration::from_secs(30);
 
 /// Runs until a signal or the admin port ends it.
 pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
@@ -86,7 +86,7 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
     operate(ready, listen(ports.readiness)?, "readiness", &admin_drain);
 
     let synced = follow_control_plane(&config, &state, &metrics)?;
-    tokio::spawn(expire_series(metrics));
+    tokio::spawn(expire(Arc::clone(&waypoint), metrics));
     tokio::spawn(follow_policy(Arc::clone(&waypoint)));
     let mut serving = tokio::spawn(serve(
         Arc::clone(&waypoint),
@@ -223,10 +223,11 @@ fn describe(metrics: &Metrics, version: &str) {
     metrics.gauge("istio_build", &build).set(1.0);
 }
 
-async fn expire_series(metrics: Metrics) {
+async fn expire(waypoint: Arc<Waypoint>, metrics: Metrics) {
     loop {
         tokio::time::sleep(EXPIRY_PERIOD).await;
         metrics.expire(Instant::now());
+        waypoint.expire();
     }
 }
 

@@ -14,7 +14,7 @@ use hbone::wire::Authority;
 use mesh::{Found, GatewayAddress, NamespacedHostname, Service, Store, Workload};
 
 use crate::config::Own;
-use crate::served::{Port, Served};
+use crate::route::{self, Port};
 use crate::state::Known;
 
 /// What a connection is meant for.
@@ -23,9 +23,11 @@ pub enum Destination {
     /// A service, by an address or its name: routed and balanced.
     Service {
         service: Arc<Service>,
-        served: Arc<Served>,
+        served: Arc<route::Service>,
         port: u16,
     },
+    /// A service that a route leads to; it need not be one that is served here.
+    Routed { service: Arc<Service>, port: u16 },
     /// One workload, by its address.
     Workload {
         workload: Arc<Workload>,
@@ -109,7 +111,7 @@ impl Destination {
     /// The service, where one was meant.
     pub fn service(&self) -> Option<&Arc<Service>> {
         match self {
-            Self::Service { service, .. } => Some(service),
+            Self::Service { service, .. } | Self::Routed { service, .. } => Some(service),
             Self::Workload { .. } => None,
         }
     }
@@ -118,14 +120,14 @@ impl Destination {
     pub fn port(&self) -> Option<&Port> {
         match self {
             Self::Service { served, port, .. } => served.port(*port),
-            Self::Workload { .. } => None,
+            Self::Routed { .. } | Self::Workload { .. } => None,
         }
     }
 
     /// The port that was asked for.
     pub fn port_number(&self) -> u16 {
         match self {
-            Self::Service { port, .. } => *port,
+            Self::Service { port, .. } | Self::Routed { port, .. } => *port,
             Self::Workload { address, .. } => address.port(),
         }
     }

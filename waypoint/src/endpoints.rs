@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use mesh::balance::{self, Address, PortRule};
-use mesh::workload::TunnelProtocol;
+use mesh::workload::{HealthStatus, TunnelProtocol};
 use mesh::{Endpoint, Seen, Service, Standings, Workload};
 use parking_lot::RwLock;
 use rand::Rng;
@@ -20,6 +20,7 @@ use crate::config::Own;
 use crate::destination::{Destination, own_workload};
 use crate::failure::Failure;
 use crate::record::{End, Security};
+use crate::session::Pin;
 use crate::state::Known;
 
 /// One endpoint of what was meant, and how it is reached.
@@ -84,6 +85,7 @@ impl Endpoints {
         own: &Own,
         destination: &Destination,
         tried: &[Endpoint],
+        pin: Option<Pin>,
         rng: &mut impl Rng,
     ) -> Result<Chosen, Failure> {
         match destination {
@@ -98,20 +100,19 @@ impl Endpoints {
                 let workload = known.mesh.workload(&workload.uid).unwrap_or(workload);
                 reach(own, workload, None, Place::At(*address))
             }
-            Destination::Service { service, port, .. } => {
-                self.of_service(known, own, service, *port, tried, rng)
+            Destination::Service { service, port, .. } | Destination::Routed { service, port } => {
+                self.of_service(known, own, (service, *port), tried, pin, rng)
             }
         }
     }
 
-    /// The same for any service, whether or not it is one that is served here.
-    pub fn of_service(
+    fn of_service(
         &self,
         known: &Known,
         own: &Own,
-        service: &Arc<Service>,
-        port: u16,
+        (service, port): (&Arc<Service>, u16),
         tried: &[Endpoint],
+        pin: Option<Pin>,
         rng: &mut impl Rng,
     ) -> Result<Chosen, Failure> {
         // As it is now, with its present balancing; or as it was when it is just gone.
@@ -125,6 +126,11 @@ impl Endpoints {
             now: Instant::now(),
         };
         let rule = PortRule::Defined;
+        if let Some(pin) = pin
+            && let Some(chosen) = pinned(known, own, service, port, seen, pin)
+        {
+            return Ok(chosen);
+        }
         let picked = balance::pick(&known.mesh, service, pod, port, rule, seen, rng);
         let picked = picked.map_err(|reason| Failure::NoEndpoint {
             name: format!("service {}", service.key()).into(),
@@ -183,6 +189,31 @@ impl Drop for Using {
     fn drop(&mut self) {
         self.endpoints.standings.write().ended(&self.endpoint);
     }
+}
+
+/// The endpoint that served a client before, while it is ready and in good standing.
+fn pinned(
+    known: &Known,
+    own: &Own,
+    service: &Arc<Service>,
+    port: u16,
+    seen: Seen<'_>,
+    pin: Pin,
+) -> Option<Chosen> {
+    let all = known.mesh.endpoints(service).iter();
+    let mut ready = all.filter(|workload| workload.status == HealthStatus::Healthy);
+    ready.find_map(|workload| {
+        let port = balance::target_port(service, workload, port, PortRule::Defined)?;
+        let endpoint = Endpoint {
+            workload: workload.uid.clone(),
+            port,
+        };
+        let is_good = pin.is_at(&endpoint)
+            && !seen.tried.contains(&endpoint)
+            && !seen.standings.is_out(&endpoint, seen.now);
+        let chosen = || reach(own, workload, Some(service), Place::Port(port)).ok();
+        is_good.then(chosen).flatten()
+    })
 }
 
 /// Where a workload is to be reached.

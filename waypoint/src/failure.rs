@@ -56,6 +56,16 @@ pub enum Failure {
     ConnectTimeout { to: SocketAddr, limit: Duration },
     #[error("{0}")]
     Tunnel(OpenError),
+    /// A route says that it goes nowhere.
+    #[error("{reason}")]
+    Routed { flag: Flag, reason: Arc<str> },
+    /// The endpoint's connection broke, or what it says is no HTTP.
+    #[error("{to}: {error}")]
+    Http { to: SocketAddr, error: Arc<str> },
+    #[error("there are {0} requests under way to the endpoint, as many as there may be")]
+    Overflow(usize),
+    #[error("it took longer than its route allows")]
+    Timeout,
     /// An established connection broke on the far side.
     #[error("connection broke: {0}")]
     Broken(Arc<str>),
@@ -79,6 +89,10 @@ pub enum Flag {
     UpstreamConnectionFailure,
     /// The endpoint broke an established connection.
     UpstreamConnectionTermination,
+    /// It took longer than it may.
+    UpstreamTimeout,
+    /// It failed, and so did every further attempt.
+    UpstreamRetryLimit,
     /// There are too many already.
     Overflow,
     /// The client left before it was answered.
@@ -99,6 +113,8 @@ impl Flag {
             Self::NoHealthyUpstream => "UH",
             Self::UpstreamConnectionFailure => "UF",
             Self::UpstreamConnectionTermination => "UC",
+            Self::UpstreamTimeout => "UT",
+            Self::UpstreamRetryLimit => "URX",
             Self::Overflow => "UO",
             Self::DownstreamConnectionTermination => "DC",
             Self::DownstreamProtocolError => "DPE",
@@ -115,18 +131,20 @@ impl Failure {
             Self::Denied(_) | Self::PolicyChanged(_) => Flag::Denied,
             Self::Malformed(_) | Self::ClientProtocol(_) => Flag::DownstreamProtocolError,
             Self::ClientHandshake(_) | Self::Revoked(_) | Self::Certificate(_) => Flag::Identity,
-            Self::Full(_) => Flag::Overflow,
+            Self::Full(_) | Self::Overflow(_) => Flag::Overflow,
+            Self::Timeout => Flag::UpstreamTimeout,
+            Self::Routed { flag, .. } => *flag,
             Self::NoEndpoint { .. } | Self::Unreachable { .. } => Flag::NoHealthyUpstream,
             Self::Connect { .. } | Self::ConnectTimeout { .. } | Self::Tunnel(_) => {
                 Flag::UpstreamConnectionFailure
             }
-            Self::Broken(_) => Flag::UpstreamConnectionTermination,
+            Self::Broken(_) | Self::Http { .. } => Flag::UpstreamConnectionTermination,
             Self::ClientGone(_) => Flag::DownstreamConnectionTermination,
             Self::Drained => Flag::None,
         }
     }
 
-    /// The answer to a CONNECT.
+    /// The answer to a CONNECT, or to a request.
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Unserved(
@@ -134,14 +152,18 @@ impl Failure {
                 | Unserved::UnknownAddress(_)
                 | Unserved::UnknownHost(_)
                 | Unserved::NoPort { .. },
-            ) => StatusCode::NOT_FOUND,
+            )
+            | Self::Routed { .. } => StatusCode::NOT_FOUND,
             Self::Denied(_) | Self::PolicyChanged(_) => StatusCode::FORBIDDEN,
             Self::Malformed(_) | Self::ClientProtocol(_) => StatusCode::BAD_REQUEST,
+            Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
             Self::Unserved(Unserved::OwnPod(_) | Unserved::NotTold(_))
             | Self::ClientHandshake(_)
             | Self::Revoked(_)
             | Self::Certificate(_)
             | Self::Full(_)
+            | Self::Overflow(_)
+            | Self::Http { .. }
             | Self::NoEndpoint { .. }
             | Self::Unreachable { .. }
             | Self::Connect { .. }

@@ -21,13 +21,21 @@ pub mod app;
 pub mod listener;
 
 pub mod destination;
-pub mod served;
 
 pub mod authorize;
 
+pub mod connection;
+pub mod detect;
+
 pub mod tcp;
 
+pub mod http;
+pub mod request;
+
+pub mod body;
+
 pub mod endpoints;
+pub mod pool;
 pub mod upstream;
 
 pub mod hygiene;
@@ -45,6 +53,9 @@ pub mod session;
 pub mod resilience;
 
 pub mod connections;
+pub mod load;
+
+pub mod exchange;
 pub mod failure;
 pub mod record;
 

@@ -19,11 +19,12 @@ use tokio::sync::oneshot;
 use tracing::{Instrument as _, debug, debug_span, info};
 
 use crate::authorize::{self, Facts, Verdict};
+use crate::connection;
 use crate::connections::Tracked;
 use crate::destination::{Destination, own_workload};
 use crate::failure::Failure;
+use crate::http::Conversation;
 use crate::record::{End, Ends};
-use crate::tcp;
 use crate::waypoint::Waypoint;
 
 /// How long a connection waits for what the control plane has not said yet; then it is refused.
@@ -155,7 +156,13 @@ impl Streams {
             Ok(admitted) => admitted,
             Err(failure) => return refuse(waypoint, &arrival, *incoming, &failure),
         };
-        tcp::serve(waypoint, &arrival, &destination, &tracked, incoming).await;
+        let conversation = Arc::new(Conversation {
+            waypoint: Arc::clone(waypoint),
+            arrival,
+            destination,
+            tracked,
+        });
+        connection::serve(conversation, incoming).await;
     }
 
     fn arrival(&self, incoming: &Incoming) -> Arrival {

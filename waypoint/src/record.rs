@@ -19,8 +19,9 @@ use parking_lot::Mutex;
 use spiffe::SpiffeId;
 use tracing::Level;
 
-pub use self::labels::{End, Labels, Security};
+pub use self::labels::{End, Labels, Security, ServiceNames};
 pub use self::refusals::{Refusal, Refusals};
+use crate::exchange::Requests;
 use crate::failure::{Failure, Flag};
 
 /// Label sets whose counters stay at hand on each worker.
@@ -59,6 +60,7 @@ pub struct Recorder {
     metrics: Metrics,
     /// One per worker.
     cached: Box<[Mutex<Cached>]>,
+    requests: Requests,
     refusals: Refusals,
 }
 
@@ -113,6 +115,7 @@ impl Recorder {
             metrics.describe(name, help);
         }
         Arc::new(Self {
+            requests: Requests::new(metrics.clone(), workers),
             metrics,
             cached: (0..workers).map(|_| Mutex::default()).collect(),
             refusals: Refusals::default(),
@@ -121,6 +124,10 @@ impl Recorder {
 
     pub fn refusals(&self) -> &Refusals {
         &self.refusals
+    }
+
+    pub fn requests(&self) -> &Requests {
+        &self.requests
     }
 
     /// A connection to an endpoint that was reached.

@@ -13,14 +13,14 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
-use crate::served::Served;
+use crate::route;
 
 /// Both halves change independently; a service may be known as one before it is known as the other.
 #[derive(Default)]
 pub struct Known {
     pub mesh: Store,
     /// What the control plane says of each service that is served here.
-    pub served: HashMap<NamespacedHostname, Arc<Served>>,
+    pub served: HashMap<NamespacedHostname, Arc<route::Service>>,
 }
 
 pub struct State {
@@ -54,7 +54,7 @@ impl State {
     /// The same for the services that are served here.
     pub fn update_served(
         &self,
-        updated: Vec<(NamespacedHostname, Served)>,
+        updated: Vec<(NamespacedHostname, route::Service)>,
         removed: &[NamespacedHostname],
     ) {
         let mut known = self.known.write();

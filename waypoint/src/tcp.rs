@@ -3,29 +3,28 @@
 //!
 //! The client's proxy hears 200 only once an endpoint was reached: what can't be connected is refused, not cut.
 
-use hbone::{End as RelayEnd, Heard, Incoming, Side, Stop, Stream, relay_streams};
+use hbone::{End as RelayEnd, Heard, Incoming, Outcome, Side, Stop, Stream, relay_streams};
+use rand::Rng;
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
-use crate::connections::Tracked;
 use crate::destination::Destination;
-use crate::failure::Failure;
-use crate::listener::Arrival;
+use crate::failure::{Failure, Flag};
+use crate::http::Conversation;
 use crate::record::{Connection, Labels, Near};
+use crate::route::Table;
 use crate::upstream::{self, Leg, Upstream};
-use crate::waypoint::Waypoint;
 
 /// Carries a connection to its end.
-pub async fn serve(
-    waypoint: &Waypoint,
-    arrival: &Arrival,
-    destination: &Destination,
-    tracked: &Tracked,
-    mut incoming: Box<Incoming>,
-) {
+pub async fn serve(conversation: &Conversation, mut incoming: Box<Incoming>) {
+    let Conversation {
+        waypoint, arrival, ..
+    } = conversation;
     // Boxed: large, and over soon, while what follows lives for days.
     let connected = Box::pin(async {
+        let destination = destination(conversation, &mut rand::rng())?;
         tokio::select! {
-            connected = upstream::connect(waypoint, arrival, destination) => connected,
+            connected = upstream::connect(waypoint, arrival, &destination) => connected,
             gone = incoming.abandoned() => Err(Failure::ClientGone(gone.to_string().into())),
         }
     });
@@ -37,17 +36,7 @@ pub async fn serve(
         }
     };
     match incoming.accept(None) {
-        Ok(client) => {
-            relay(
-                waypoint,
-                arrival,
-                destination,
-                tracked.stop(),
-                client,
-                upstream,
-            )
-            .await
-        }
+        Ok(client) => relay(conversation, client, Heard::default(), upstream).await,
         Err(error) => {
             let failure = Failure::ClientGone(error.to_string().into());
             waypoint.recorder.refuse(&arrival.ends(), &failure);
@@ -55,14 +44,40 @@ pub async fn serve(
     }
 }
 
-async fn relay(
-    waypoint: &Waypoint,
-    arrival: &Arrival,
-    destination: &Destination,
-    stop: &Stop,
-    client: Stream,
-    upstream: Upstream,
-) {
+/// Where the routes send it, if they concern its client; else what it was meant for.
+fn destination(conversation: &Conversation, rng: &mut impl Rng) -> Result<Destination, Failure> {
+    let meant = &conversation.destination;
+    let client = conversation.arrival.identity.namespace();
+    let answer = match meant.port().and_then(|port| port.table(client)) {
+        Some(Table::Tcp(table)) => table.answer(rng),
+        // Which name a client asks for, nobody has looked at here.
+        Some(Table::Tls(table)) => table.answer(None, rng),
+        Some(Table::Http(_)) | None => return Ok(meant.clone()),
+    };
+    let to = answer.map_err(|reason| Failure::Routed {
+        flag: Flag::NoRoute,
+        reason: reason.to_string().into(),
+    })?;
+    let known = conversation.waypoint.state.read();
+    let service = known.mesh.service(&to.namespace, &to.hostname);
+    let service = service.cloned().ok_or_else(|| Failure::Routed {
+        flag: Flag::NoRoute,
+        reason: format!("no service {}/{} is known", to.namespace, to.hostname).into(),
+    })?;
+    Ok(Destination::Routed {
+        service,
+        port: to.port,
+    })
+}
+
+/// Copies both ways, behind what was heard already.
+pub async fn relay(conversation: &Conversation, client: Stream, heard: Heard, upstream: Upstream) {
+    let Conversation {
+        waypoint,
+        arrival,
+        destination,
+        tracked,
+    } = conversation;
     let Upstream {
         leg,
         chosen,
@@ -70,12 +85,11 @@ async fn relay(
     } = upstream;
     let open = |near| -> Connection {
         let (end, security) = chosen.end();
+        let service = destination.service();
         let labels = Labels {
             source: arrival.source.clone(),
             destination: end,
-            service: destination
-                .service()
-                .map(|service| Labels::service_of(service)),
+            service: service.map(|service| Labels::service_of(service)),
             security,
         };
         let recorder = &waypoint.recorder;
@@ -84,26 +98,41 @@ async fn relay(
     match leg {
         Leg::Tunnel(far) => {
             let record = open(Near::Client);
-            let relay = relay_streams(client, far, Heard::default(), record.meter(), stop);
+            let relay = relay_streams(client, far, heard, record.meter(), tracked.stop());
             let outcome = relay.await;
             record.close(result_of(outcome.end, Near::Client));
         }
         Leg::Plain(socket) => {
             let record = open(Near::Endpoint);
-            let outcome = plain(client, socket, &record, stop).await;
-            record.close(result_of(outcome.end, Near::Endpoint));
+            let carried = plain(client, socket, heard, &record, tracked.stop());
+            // Boxed, so that it makes no other relay larger.
+            let result = match Box::pin(carried).await {
+                Ok(outcome) => result_of(outcome.end, Near::Endpoint),
+                Err(failure) => Err(failure),
+            };
+            record.close(result);
         }
     }
 }
 
-/// Boxed, so that it makes no other relay larger.
-fn plain<'a>(
-    client: Stream,
-    socket: TcpStream,
-    record: &'a Connection,
-    stop: &'a Stop,
-) -> std::pin::Pin<Box<dyn Future<Output = hbone::Outcome> + Send + 'a>> {
-    Box::pin(client.relay(socket, record.meter(), stop))
+async fn plain(
+    mut client: Stream,
+    mut socket: TcpStream,
+    heard: Heard,
+    record: &Connection,
+    stop: &Stop,
+) -> Result<Outcome, Failure> {
+    if !heard.near.is_empty() {
+        let written = socket.write_all(&heard.near).await;
+        written.map_err(|error| Failure::Broken(error.to_string().into()))?;
+    }
+    if !heard.far.is_empty() {
+        let written = client.write_all(&heard.far).await;
+        written.map_err(|error| Failure::ClientGone(error.to_string().into()))?;
+    }
+    let meter = record.meter();
+    meter.moved_before(heard.far.len(), heard.near.len());
+    Ok(client.relay(socket, meter, stop).await)
 }
 
 /// Whose fault the end was.

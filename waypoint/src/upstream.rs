@@ -27,6 +27,13 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Endpoints of one connection that are tried.
 const MOST_ATTEMPTS: usize = 3;
 
+/// The version of HTTP that is spoken on a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Version {
+    Http1,
+    Http2,
+}
+
 /// A connection to an endpoint.
 pub struct Upstream {
     pub leg: Leg,
@@ -54,7 +61,7 @@ pub async fn connect(
             let rng = &mut rand::rng();
             waypoint
                 .endpoints
-                .choose(&known, &waypoint.own, destination, &tried, rng)
+                .choose(&known, &waypoint.own, destination, &tried, None, rng)
         };
         let chosen = match (chosen, last.take()) {
             (Ok(chosen), _) => chosen,

@@ -7,13 +7,19 @@ use hbone::Pool;
 use identity::Certificates;
 use ops::shutdown::DrainSignal;
 use ops::workers::{WorkerId, Workers};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::{Limits, Own};
+use crate::connection::Habits;
 use crate::connections::Connections;
 use crate::endpoints::Endpoints;
+use crate::load::Load;
+use crate::pool::HttpPool;
 use crate::record::Recorder;
 use crate::state::State;
+
+/// Copies of requests that are on their way at a time.
+const MOST_COPIES: usize = 1024;
 
 pub struct Waypoint {
     pub own: Own,
@@ -28,12 +34,16 @@ pub struct Waypoint {
     /// One permit for each connection that may be open.
     pub places: Arc<Semaphore>,
     pub draining: DrainSignal,
+    pub load: Load,
+    pub habits: Habits,
+    mirrors: Arc<Semaphore>,
     per_worker: Box<[PerWorker]>,
 }
 
 /// What is used by the connections of one worker alone.
 pub struct PerWorker {
     tunnels: Pool,
+    http: HttpPool,
 }
 
 /// What a waypoint is made of.
@@ -52,6 +62,7 @@ impl Waypoint {
     pub fn new(parts: Parts) -> Self {
         let per_worker = (0..parts.workers.count()).map(|_| PerWorker {
             tunnels: Pool::new(parts.hbone.clone(), Arc::new(parts.certificates.clone())),
+            http: HttpPool::default(),
         });
         Self {
             per_worker: per_worker.collect(),
@@ -66,6 +77,21 @@ impl Waypoint {
             hbone: parts.hbone,
             limits: parts.limits,
             draining: parts.draining,
+            load: Load::default(),
+            habits: Habits::default(),
+            mirrors: Arc::new(Semaphore::new(MOST_COPIES)),
+        }
+    }
+
+    /// Room for one more copy of a request; none where too many are on their way.
+    pub fn mirror_place(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.mirrors).try_acquire_owned().ok()
+    }
+
+    /// Closes the connections to endpoints that nobody has used for long; call it now and then.
+    pub fn expire(&self) {
+        for worker in &self.per_worker {
+            worker.http.expire();
         }
     }
 
@@ -86,5 +112,9 @@ impl Waypoint {
 impl PerWorker {
     pub fn tunnels(&self) -> &Pool {
         &self.tunnels
+    }
+
+    pub fn http(&self) -> &HttpPool {
+        &self.http
     }
 }

@@ -12,7 +12,7 @@ use proto::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL}
 use tracing::warn;
 use xds::{Handler, Rejection, Resource};
 
-use crate::served::Served;
+use crate::route::Service;
 use crate::state::State;
 
 /// So many resources are decoded and taken in together: connections read what is known in between.
@@ -83,14 +83,18 @@ impl Handler for Services {
     fn apply(&mut self, resources: Vec<Resource>, removed: Vec<String>) -> Vec<Rejection> {
         let (mut updated, mut rejections) = (Vec::new(), Vec::new());
         for resource in resources {
-            match Served::decode(&resource.body) {
-                Ok((name, served)) => {
+            match compile(&resource) {
+                Ok(service) => {
+                    let name = NamespacedHostname {
+                        namespace: service.namespace.clone(),
+                        hostname: service.hostname.clone(),
+                    };
                     self.named.insert(resource.name, name.clone());
-                    updated.push((name, served));
+                    updated.push((name, service));
                 }
                 Err(reason) => rejections.push(Rejection {
                     name: resource.name.to_string(),
-                    reason: reason.to_string(),
+                    reason,
                 }),
             }
         }
@@ -101,6 +105,20 @@ impl Handler for Services {
         self.state.update_served(updated, &removed);
         told(rejections)
     }
+}
+
+fn compile(resource: &Resource) -> Result<Service, String> {
+    let message = <proto::waypoint::Service as prost::Message>::decode(&*resource.body);
+    let message = message.map_err(|error| format!("Service: {error}"))?;
+    let compiled = Service::compile(&message);
+    let service = compiled.map_err(|error| {
+        let (namespace, hostname) = (&message.namespace, &message.hostname);
+        format!("Service {namespace}/{hostname}: {error}")
+    })?;
+    for (rule, problem) in service.problems() {
+        warn!(%rule, problem, "a rule can't be honoured: what it matches is answered 500");
+    }
+    Ok(service)
 }
 
 fn updates(resources: &[Resource]) -> impl Iterator<Item = Update<'_>> {

@@ -61,18 +61,21 @@ pub enum Security {
     None,
 }
 
+/// Host name, namespace and short name of a service.
+pub type ServiceNames = [Arc<str>; 3];
+
 /// Who speaks to whom.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Labels {
     pub source: End,
     pub destination: End,
-    /// Host name, namespace and short name of the service that was meant.
-    pub service: Option<[Arc<str>; 3]>,
+    /// The service that was meant.
+    pub service: Option<ServiceNames>,
     pub security: Security,
 }
 
 impl Labels {
-    pub fn service_of(service: &Service) -> [Arc<str>; 3] {
+    pub fn service_of(service: &Service) -> ServiceNames {
         [
             service.hostname.clone(),
             service.namespace.clone(),
@@ -81,11 +84,7 @@ impl Labels {
     }
 
     /// In Istio's names, always in this order; `more` are those of one kind of metric.
-    pub(super) fn with<T>(
-        &self,
-        more: &[(&str, &str)],
-        use_them: impl FnOnce(&[(&str, &str)]) -> T,
-    ) -> T {
+    pub fn with<T>(&self, more: &[(&str, &str)], use_them: impl FnOnce(&[(&str, &str)]) -> T) -> T {
         let [host, namespace, name] = match &self.service {
             Some(names) => [&*names[0], &*names[1], &*names[2]],
             None => [""; 3],

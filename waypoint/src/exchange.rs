@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One record per request, closed exactly once → access log line and `istio_request*` metrics.
+//!
+//! It begins with the request's head and ends with the last byte of its answer, or with whatever else ends it.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, StatusCode, header, request};
+use hyper::body::Frame;
+use metrics::{Counter, Histogram};
+use ops::metrics::Metrics;
+use ops::workers::WorkerId;
+use parking_lot::Mutex;
+use tracing::Level;
+
+use crate::endpoints::{Chosen, Using};
+use crate::failure::{Failure, Flag};
+use crate::record::{End, Ends, Labels, Recorder, Security, ServiceNames};
+
+/// Label sets whose metrics stay at hand on each worker.
+const CACHED_LABEL_SETS: usize = 4096;
+
+/// As Envoy has them, in milliseconds.
+const MILLISECONDS: &[f64] = &[
+    0.5,
+    1.0,
+    5.0,
+    10.0,
+    25.0,
+    50.0,
+    100.0,
+    250.0,
+    500.0,
+    1000.0,
+    2500.0,
+    5000.0,
+    10_000.0,
+    30_000.0,
+    60_000.0,
+    300_000.0,
+    600_000.0,
+    1_800_000.0,
+    3_600_000.0,
+];
+
+/// Of bodies, in bytes.
+const BYTES: &[f64] = &[
+    0.0,
+    64.0,
+    256.0,
+    1024.0,
+    4096.0,
+    16_384.0,
+    65_536.0,
+    262_144.0,
+    1_048_576.0,
+    16_777_216.0,
+    268_435_456.0,
+];
+
+const FAMILIES: [(&str, &str); 4] = [
+    ("istio_requests_total", "The total number of requests"),
+    (
+        "istio_request_duration_milliseconds",
+        "How long requests took, to the last byte of their answers",
+    ),
+    ("istio_request_bytes", "The size of requests' bodies"),
+    ("istio_response_bytes", "The size of answers' bodies"),
+];
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    labels: Labels,
+    grpc: bool,
+    code: u16,
+    flag: &'static str,
+    grpc_status: Option<Box<str>>,
+}
+
+struct Counted {
+    requests: Counter,
+    milliseconds: Histogram,
+    request_bytes: Histogram,
+    response_bytes: Histogram,
+}
+
+/// The metrics of requests.
+pub struct Requests {
+    metrics: Metrics,
+    /// One per worker.
+    cached: Box<[Mutex<Cached>]>,
+}
+
+type Cached = HashMap<Key, Arc<Counted>>;
+
+impl Requests {
+    pub fn new(metrics: Metrics, workers: usize) -> Self {
+        for (name, help) in FAMILIES {
+            metrics.describe(name, help);
+        }
+        metrics.buckets("istio_request_duration_milliseconds", MILLISECONDS);
+        metrics.buckets("istio_request_bytes", BYTES);
+        metrics.buckets("istio_response_bytes", BYTES);
+        Self {
+            metrics,
+            cached: (0..workers).map(|_| Mutex::default()).collect(),
+        }
+    }
+
+    fn counted(&self, worker: WorkerId, key: Key) -> Arc<Counted> {
+        let mut cached = self.cached[worker.index()].lock();
+        if let Some(counted) = cached.get(&key) {
+            return Arc::clone(counted);
+        }
+        if cached.len() >= CACHED_LABEL_SETS {
+            cached.clear();
+        }
+        let code = key.code.to_string();
+        let mut more = vec![
+            ("request_protocol", if key.grpc { "grpc" } else { "http" }),
+            ("response_code", code.as_str()),
+            ("response_flags", key.flag),
+        ];
+        if let Some(status) = &key.grpc_status {
+            more.push(("grpc_response_status", status));
+        }
+        let metrics = &self.metrics;
+        let counted = key.labels.with(&more, |labels| Counted {
+            requests: metrics.counter("istio_requests_total", labels),
+            milliseconds: metrics.histogram("istio_request_duration_milliseconds", labels),
+            request_bytes: metrics.histogram("istio_request_bytes", labels),
+            response_bytes: metrics.histogram("istio_response_bytes", labels),
+        });
+        let counted = Arc::new(counted);
+        cached.insert(key, Arc::clone(&counted));
+        counted
+    }
+}
+
+/// A request that is being answered. Dropping it unfinished counts as the client's leaving.
+pub struct Exchange {
+    recorder: Arc<Recorder>,
+    worker: WorkerId,
+    ends: Ends,
+    labels: Labels,
+    method: http::Method,
+    path: Box<str>,
+    version: http::Version,
+    authority: Box<str>,
+    request_id: Option<Box<str>>,
+    user_agent: Option<Box<str>>,
+    forwarded_for: Option<Box<str>>,
+    grpc: bool,
+    grpc_status: Option<Box<str>>,
+    route: Option<Box<str>>,
+    upstream: Option<SocketAddr>,
+    using: Option<Using>,
+    attempts: u32,
+    received: Arc<AtomicU64>,
+    sent: u64,
+    code: u16,
+    /// Why the answer is our own.
+    local: Option<(Flag, Box<str>)>,
+    started_at: Instant,
+    finished: bool,
+}
+
+impl Exchange {
+    pub fn begin(
+        recorder: &Arc<Recorder>,
+        worker: WorkerId,
+        ends: Ends,
+        (source, service): (End, Option<ServiceNames>),
+        head: &request::Parts,
+    ) -> Box<Self> {
+        let text = |name: &HeaderName| text_of(&head.headers, name);
+        let content_type = head.headers.get(header::CONTENT_TYPE);
+        let is_grpc =
+            content_type.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+        Box::new(Self {
+            recorder: Arc::clone(recorder),
+            worker,
+            ends,
+            labels: Labels {
+                source,
+                destination: End::default(),
+                service,
+                security: Security::MutualTls,
+            },
+            method: head.method.clone(),
+            path: head
+                .uri
+                .path_and_query()
+                .map_or("", |path| path.as_str())
+                .into(),
+            version: head.version,
+            authority: head.uri.authority().map_or_else(
+                || text(&header::HOST).unwrap_or_default(),
+                |authority| authority.as_str().into(),
+            ),
+            request_id: text(&REQUEST_ID),
+            user_agent: text(&header::USER_AGENT),
+            forwarded_for: text(&FORWARDED_FOR),
+            grpc: is_grpc,
+            grpc_status: None,
+            route: None,
+            upstream: None,
+            using: None,
+            attempts: 0,
+            received: Arc::default(),
+            sent: 0,
+            code: 0,
+            local: None,
+            started_at: Instant::now(),
+            finished: false,
+        })
+    }
+
+    pub fn is_grpc(&self) -> bool {
+        self.grpc
+    }
+
+    pub fn started_at(&self) -> Instant {
+        self.started_at
+    }
+
+    /// What the client has sent of its body so far.
+    pub fn received(&self) -> &Arc<AtomicU64> {
+        &self.received
+    }
+
+    pub fn by_route(&mut self, name: String) {
+        self.route = Some(name.into());
+    }
+
+    pub fn of_request_id(&mut self, id: &str) {
+        self.request_id = Some(id.into());
+    }
+
+    /// It is sent to this endpoint, maybe after others.
+    pub fn tried(&mut self, chosen: &Chosen, service: Option<ServiceNames>) {
+        self.attempts += 1;
+        self.upstream = Some(chosen.address);
+        let (end, security) = chosen.end();
+        (self.labels.destination, self.labels.security) = (end, security);
+        if let Some(service) = service {
+            self.labels.service = Some(service);
+        }
+    }
+
+    /// The endpoint carries it until it is over.
+    pub fn use_until_the_end(&mut self, using: Using) {
+        self.using = Some(using);
+    }
+
+    /// What was carried after it became something else.
+    pub fn carried(&mut self, received: u64, sent: u64) {
+        self.received.fetch_add(received, Ordering::Relaxed);
+        self.sent += sent;
+    }
+
+    /// The head of the answer is known.
+    pub fn answered(&mut self, status: StatusCode, headers: &HeaderMap) {
+        self.code = status.as_u16();
+        if self.grpc {
+            self.grpc_status = text_of(headers, &GRPC_STATUS);
+        }
+    }
+
+    /// The answer is made here, for this reason.
+    pub fn answered_here(&mut self, flag: Flag, words: impl Into<Box<str>>) {
+        self.local = Some((flag, words.into()));
+    }
+
+    /// A piece of the answer.
+    pub fn note(&mut self, frame: &Frame<Bytes>) {
+        if let Some(data) = frame.data_ref() {
+            self.sent += data.len() as u64;
+        } else if let Some(trailers) = frame.trailers_ref()
+            && self.grpc
+        {
+            self.grpc_status = text_of(trailers, &GRPC_STATUS);
+        }
+    }
+
+    pub fn finish(mut self: Box<Self>, result: Result<(), Failure>) {
+        self.close(result);
+    }
+
+    fn close(&mut self, result: Result<(), Failure>) {
+        if std::mem::replace(&mut self.finished, true) {
+            return;
+        }
+        let (flag, words) = match (&self.local, &result) {
+            (Some((flag, words)), _) => (*flag, Some(words.to_string())),
+            (None, Err(failure)) => (failure.flag(), Some(failure.to_string())),
+            (None, Ok(())) => (Flag::None, None),
+        };
+        let received = self.received.load(Ordering::Relaxed);
+        let took = self.started_at.elapsed();
+        let key = Key {
+            labels: self.labels.clone(),
+            grpc: self.grpc,
+            code: self.code,
+            flag: flag.as_str(),
+            grpc_status: self.grpc_status.clone(),
+        };
+        let counted = self.recorder.requests().counted(self.worker, key);
+        counted.requests.increment(1);
+        counted.milliseconds.record(took.as_secs_f64() * 1000.0);
+        counted.request_bytes.record(received as f64);
+        counted.response_bytes.record(self.sent as f64);
+        self.log(flag, words.as_deref(), received, took.as_millis());
+    }
+
+    fn log(&self, flag: Flag, words: Option<&str>, received: u64, milliseconds: u128) {
+        let service = self.labels.service.as_ref().map(|names| &*names[0]);
+        let to = &self.labels.destination;
+        tracing::event!(
+            target: "access",
+            parent: None,
+            Level::INFO,
+            {
+                src.addr = %self.ends.source,
+                src.identity = self.ends.identity.as_str(),
+                src.workload = &*self.labels.source.workload,
+                dst.hbone_addr = &*self.ends.authority,
+                dst.service = service,
+                dst.addr = self.upstream.map(tracing::field::display),
+                dst.workload = Some(&*to.workload).filter(|name| !name.is_empty()),
+                dst.identity = to.principal.as_ref().map(spiffe::SpiffeId::as_str),
+                direction = "waypoint",
+                method = %self.method,
+                path = &*self.path,
+                protocol = ?self.version,
+                authority = &*self.authority,
+                response_code = self.code,
+                response_flags = flag.as_str(),
+                grpc_status = self.grpc_status.as_deref(),
+                route_name = self.route.as_deref(),
+                attempts = (self.attempts > 1).then_some(self.attempts),
+                bytes_recv = received,
+                bytes_sent = self.sent,
+                duration = format!("{milliseconds}ms"),
+                request_id = self.request_id.as_deref(),
+                user_agent = self.user_agent.as_deref(),
+                x_forwarded_for = self.forwarded_for.as_deref(),
+                error = words,
+            },
+            "request complete"
+        );
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        self.close(Err(Failure::ClientGone(
+            "it did not wait for an answer".into(),
+        )));
+    }
+}
+
+/// Enough of a header to recognise it in a log.
+fn text_of(headers: &HeaderMap, name: &HeaderName) -> Option<Box<str>> {
+    const LONGEST: usize = 1024;
+    let text = headers.get(name)?.to_str().ok()?;
+    Some(text.get(..LONGEST).unwrap_or(text).into())
+}

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A connection on which HTTP is spoken: which version, then request after request.
+//!
+//! A drain lets the requests that are under way end and takes no further ones; a policy that no longer allows the
+//! connection cuts it.
+
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
+use tracing::debug;
+
+use crate::connections::Tracked;
+use crate::destination::Destination;
+use crate::detect::{self, Spoken};
+use crate::listener::Arrival;
+use crate::request;
+use crate::upstream::Version;
+use crate::waypoint::Waypoint;
+
+/// Bytes of a request's headers.
+pub const MAX_HEADERS: usize = 60 * 1024;
+
+/// Requests that an HTTP/2 client may have under way on one connection.
+const MAX_STREAMS: u32 = 256;
+
+/// Bytes that may be on their way on one stream, and on one connection.
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 4 << 20;
+
+/// How long, and how much, is read of a client that was answered for the last time.
+const LINGER: Duration = Duration::from_secs(2);
+const LINGER_BYTES: u64 = 1 << 20;
+
+/// What the requests of one connection share.
+pub struct Conversation {
+    pub waypoint: Arc<Waypoint>,
+    pub arrival: Arrival,
+    /// As it was when the connection came: what is said of its routes is looked up anew for each request.
+    pub destination: Destination,
+    pub tracked: Tracked,
+}
+
+/// Finds out which version a client speaks, and serves it.
+pub async fn serve(
+    conversation: Arc<Conversation>,
+    mut client: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+) {
+    let mut first = BytesMut::new();
+    let version = loop {
+        match detect::http(&first) {
+            Spoken::Http(version) => break version,
+            Spoken::Unclear | Spoken::Other => {}
+        }
+        let stopped = conversation.tracked.stop().stopped();
+        let read = tokio::select! {
+            read = client.read_buf(&mut first) => read,
+            () = conversation.waypoint.draining.requested() => return,
+            _ = stopped => return,
+        };
+        if !matches!(read, Ok(1..)) {
+            // It said nothing, and nothing is owed.
+            return;
+        }
+    };
+    serve_as(version, conversation, first.freeze(), client).await;
+}
+
+/// Serves a client whose first bytes have been read.
+pub async fn serve_as(
+    version: Version,
+    conversation: Arc<Conversation>,
+    first: Bytes,
+    client: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+) {
+    let client = TokioIo::new(Again {
+        first,
+        client: Some(client),
+        finished: false,
+    });
+    let asked = Arc::clone(&conversation);
+    let service = service_fn(move |asked_for| request::respond(Arc::clone(&asked), asked_for));
+    let draining = conversation.waypoint.draining.clone();
+    let stop = conversation.tracked.stop().clone();
+    let ended = match version {
+        Version::Http1 => {
+            let connection = http1::Builder::new()
+                .half_close(true)
+                .max_buf_size(MAX_HEADERS)
+                .serve_connection(client, service)
+                .with_upgrades();
+            let mut connection = pin!(connection);
+            tokio::select! {
+                ended = connection.as_mut() => ended,
+                _ = stop.stopped() => return,
+                () = draining.requested() => {
+                    connection.as_mut().graceful_shutdown();
+                    tokio::select! {
+                        ended = connection => ended,
+                        _ = stop.stopped() => return,
+                    }
+                }
+            }
+        }
+        Version::Http2 => {
+            let connection = http2::Builder::new(TokioExecutor::new())
+                .timer(TokioTimer::new())
+                .max_concurrent_streams(MAX_STREAMS)
+                .max_header_list_size(MAX_HEADERS as u32)
+                .initial_stream_window_size(STREAM_WINDOW)
+                .initial_connection_window_size(CONNECTION_WINDOW)
+                .serve_connection(client, service);
+            let mut connection = pin!(connection);
+            tokio::select! {
+                ended = connection.as_mut() => ended,
+                _ = stop.stopped() => return,
+                () = draining.requested() => {
+                    connection.as_mut().graceful_shutdown();
+                    tokio::select! {
+                        ended = connection => ended,
+                        _ = stop.stopped() => return,
+                    }
+                }
+            }
+        }
+    };
+    if let Err(error) = ended {
+        let peer = conversation.arrival.peer;
+        debug!(%peer, %error, "HTTP connection ended");
+    }
+}
+
+/// A stream whose first bytes were read and are to be read again.
+///
+/// Dropped after its end was said, it goes on reading for a while: a stream that is given up with something unread is
+/// reset, and the client might lose the answer that was just sent.
+struct Again<S: AsyncRead + Unpin + Send + 'static> {
+    first: Bytes,
+    /// None once it is dropped.
+    client: Option<S>,
+    finished: bool,
+}
+
+impl<S: AsyncRead + Unpin + Send + 'static> Again<S> {
+    fn client(self: Pin<&mut Self>) -> Pin<&mut S> {
+        let client = self.get_mut().client.as_mut();
+        Pin::new(client.expect("broken invariant: there until it is dropped"))
+    }
+}
+
+impl<S: AsyncRead + Unpin + Send + 'static> Drop for Again<S> {
+    fn drop(&mut self) {
+        if let Some(client) = self.client.take().filter(|_| self.finished) {
+            tokio::spawn(linger(client));
+        }
+    }
+}
+
+/// Reads on until the client has ended too, for a while.
+async fn linger(client: impl AsyncRead + Unpin) {
+    let (mut rest, mut nowhere) = (client.take(LINGER_BYTES), tokio::io::sink());
+    let reading = tokio::io::copy(&mut rest, &mut nowhere);
+    // Whatever came of it, nobody waits for it.
+    let _ = tokio::time::timeout(LINGER, reading).await;
+}
+
+impl<S: AsyncRead + Unpin + Send + 'static> AsyncRead for Again<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.first.is_empty() {
+            return self.client().poll_read(cx, buf);
+        }
+        let count = self.first.len().min(buf.remaining());
+        buf.put_slice(&self.first[..count]);
+        self.first.advance(count);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> AsyncWrite for Again<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.client().poll_write(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.client().poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.finished = true;
+        self.client().poll_shutdown(cx)
+    }
+}

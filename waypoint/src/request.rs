@@ -1,0 +1,450 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A request's life, in order: read, route, authorize, filter, pick, forward, record.
+//!
+//! ```text
+//!  read ─► route ─► (redirect, preflight, refusal) ─► filters ─► attempt ─► answer ─► filters ─► client
+//!                                                       └ copies   └─ again, elsewhere ─┘
+//! ```
+//!
+//! Who may come was decided when the connection came, and is decided again whenever policy changes. Bodies are streamed
+//! both ways. What is answered here is short and names its reason.
+
+mod attempt;
+mod reply;
+mod upgrade;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use http::header::{self, HeaderName, HeaderValue};
+use http::request::Parts;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, Request, Response, StatusCode, Uri};
+use hyper::body::{Body as _, Incoming};
+use hyper::upgrade::OnUpgrade;
+
+use self::attempt::{Answered, Asked, Attempts, Target};
+pub use self::reply::Reply;
+use crate::body::{AnyBody, Downward, Upward};
+use crate::destination::Destination;
+use crate::exchange::Exchange;
+use crate::failure::Flag;
+use crate::http::Conversation;
+use crate::hygiene;
+use crate::path::{self, Normalization};
+use crate::record::Labels;
+use crate::resilience::retry::RetryPolicy;
+use crate::resilience::timeouts::Timeouts;
+use crate::route::{self, Answer, Forward, Port, Protocol, Table};
+use crate::session::UnixTime;
+
+const CLIENT_CERT: HeaderName = HeaderName::from_static("x-forwarded-client-cert");
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Answers one request.
+pub async fn respond(
+    conversation: Arc<Conversation>,
+    request: Request<Incoming>,
+) -> Result<Response<Downward>, Infallible> {
+    let (head, body) = request.into_parts();
+    let Conversation {
+        waypoint,
+        arrival,
+        destination,
+        ..
+    } = &*conversation;
+    let service = destination.service();
+    let exchange = Exchange::begin(
+        &waypoint.recorder,
+        arrival.worker,
+        arrival.ends(),
+        (
+            arrival.source.clone(),
+            service.map(|service| Labels::service_of(service)),
+        ),
+        &head,
+    );
+    // Boxed: it waits for the endpoint, and hyper keeps one of these for each request.
+    let mut life = Box::new(Life {
+        conversation: &conversation,
+        exchange,
+    });
+    match Box::pin(life.run(head, body)).await {
+        Ok(Done::Answered(response, answered)) => {
+            let exchange = life.exchange;
+            Ok(response.map(|body| {
+                let Answered {
+                    lease, deadline, ..
+                } = answered;
+                Downward::new(body, exchange, lease, deadline)
+            }))
+        }
+        Ok(Done::Upgraded(response, upgraded)) => {
+            let stop = conversation.tracked.stop().clone();
+            upgraded.carry(life.exchange, stop);
+            Ok(response.map(Downward::detached))
+        }
+        Err(reply) => {
+            let mut exchange = life.exchange;
+            let response = reply.response(&mut exchange);
+            Ok(response.map(|body| Downward::new(body, exchange, None, None)))
+        }
+    }
+}
+
+/// How a request ended well.
+enum Done {
+    Answered(Response<AnyBody>, Answered),
+    Upgraded(Response<AnyBody>, upgrade::Upgraded),
+}
+
+struct Life<'c> {
+    conversation: &'c Arc<Conversation>,
+    exchange: Box<Exchange>,
+}
+
+impl Life<'_> {
+    async fn run(&mut self, mut head: Parts, body: Incoming) -> Result<Done, Reply> {
+        let asked = read(&head)?;
+        let upgrade = hygiene::upgrade(head.version, &head.headers);
+        let client = head.extensions.remove::<OnUpgrade>();
+
+        let port = self.port()?;
+        let answer = self.route(port.as_ref().map(PortNow::get), &head, &asked);
+        let (forward, target) = match answer {
+            None => (None, self.meant(port.as_ref().map(PortNow::get))),
+            Some(Answer::Forward(forward)) => {
+                self.exchange.by_route(forward.rule.name.to_string());
+                let target = self.routed(forward.destination)?;
+                (Some(forward), target)
+            }
+            Some(answer) => return Err(self.local(answer)),
+        };
+
+        let version = head.version;
+        let policy = RetryPolicy::safe();
+        let retry = forward.as_ref().map_or(&policy, |forward| forward.retry);
+        let timeouts = forward
+            .as_ref()
+            .map_or(Timeouts::default(), |forward| forward.timeouts);
+        let outgoing = self.outgoing(head, &asked, forward.as_ref(), upgrade.as_ref())?;
+        let is_empty = body.is_end_stream();
+        let mut body = Upward::new(body, Arc::clone(self.exchange.received()));
+        if let Some(forward) = &forward {
+            self.mirror(forward, &outgoing, &mut body, is_empty);
+        }
+        let asked = Asked {
+            head: outgoing,
+            body: (!is_empty).then_some(body),
+            client_version: version,
+            upgrade: upgrade.is_some(),
+        };
+        let attempts = Attempts {
+            conversation: self.conversation,
+            target,
+            retry,
+            deadlines: timeouts.begin(self.exchange.started_at()),
+            pin: forward.as_ref().and_then(|forward| forward.pin),
+        };
+        let (mut response, answered) = attempts.run(asked, &mut self.exchange).await?;
+
+        let switching = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+        let endpoint = switching.then(|| hyper::upgrade::on(&mut response));
+        let (mut parts, body) = response.into_parts();
+        hygiene::remove_hop_by_hop(&mut parts.headers);
+        if let Some(forward) = &forward {
+            forward.response_edits().apply(&mut parts.headers);
+            if let Some(session) = forward.session {
+                let (to, at) = (forward.destination, &answered.endpoint);
+                session.write(forward.pin, to, at, now(), &mut parts.headers);
+            }
+        }
+        self.exchange.answered(parts.status, &parts.headers);
+        let mut response = Response::new(());
+        *response.status_mut() = parts.status;
+        *response.headers_mut() = parts.headers;
+        match (endpoint, client, upgrade) {
+            (Some(endpoint), Some(client), Some(protocol)) => {
+                let headers = response.headers_mut();
+                headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+                headers.insert(header::UPGRADE, protocol);
+                let upgraded = upgrade::Upgraded { client, endpoint };
+                Ok(Done::Upgraded(
+                    response.map(|()| crate::body::empty()),
+                    upgraded,
+                ))
+            }
+            (Some(_), ..) => Err(Reply::upstream(
+                "the endpoint switched protocols and was not asked to",
+            )),
+            (None, ..) => Ok(Done::Answered(
+                response.map(|()| crate::body::streamed(body)),
+                answered,
+            )),
+        }
+    }
+
+    /// What is said of the port now: routes may have changed since the connection came.
+    fn port(&self) -> Result<Option<PortNow>, Reply> {
+        let Destination::Service { service, port, .. } = &self.conversation.destination else {
+            return Ok(None);
+        };
+        let known = self.conversation.waypoint.state.read();
+        let served = known.served.get(&service.key()).cloned();
+        let now = served.and_then(|served| {
+            served.port(*port)?;
+            Some(PortNow {
+                served,
+                number: *port,
+            })
+        });
+        let gone = || {
+            let words = format!("service {} is no longer served here", service.key());
+            Reply::of(StatusCode::SERVICE_UNAVAILABLE, Flag::NoRoute, words)
+        };
+        now.map(Some).ok_or_else(gone)
+    }
+
+    fn route<'p>(&self, port: Option<&'p Port>, head: &Parts, asked: &Read) -> Option<Answer<'p>> {
+        let client = self.conversation.arrival.identity.namespace();
+        let Some(Table::Http(table)) = port?.table(client) else {
+            return None;
+        };
+        let request = route::Request {
+            method: &head.method,
+            scheme: "http",
+            authority: &asked.authority,
+            port: self.conversation.destination.port_number(),
+            path: &asked.path,
+            query: asked.query.as_deref(),
+            headers: &head.headers,
+        };
+        Some(table.answer(&request, now(), &mut rand::rng()))
+    }
+
+    /// An answer that needs no endpoint.
+    fn local(&mut self, answer: Answer<'_>) -> Reply {
+        let (rule, reply) = match answer {
+            Answer::Redirect {
+                rule,
+                status,
+                location,
+                edits,
+            } => {
+                let mut headers = HeaderMap::new();
+                headers.insert(header::LOCATION, location);
+                edits.apply(&mut headers);
+                (Some(rule), Reply::made(status, headers, "redirected"))
+            }
+            Answer::Preflight { rule, headers } => {
+                let status = StatusCode::NO_CONTENT;
+                (Some(rule), Reply::made(status, headers, "preflight"))
+            }
+            Answer::Refuse { rule, reason } => (rule, Reply::refused(reason)),
+            Answer::Forward(forward) => (Some(forward.rule), Reply::upstream("not forwarded")),
+        };
+        if let Some(rule) = rule {
+            self.exchange.by_route(rule.name.to_string());
+        }
+        reply
+    }
+
+    /// What the connection was meant for.
+    fn meant(&self, port: Option<&Port>) -> Target {
+        Target {
+            destination: self.conversation.destination.clone(),
+            protocol: port.map_or(Protocol::Detect, |port| port.protocol),
+        }
+    }
+
+    /// Where a route sends the request.
+    fn routed(&self, to: &route::Destination) -> Result<Target, Reply> {
+        let known = self.conversation.waypoint.state.read();
+        let service = known.mesh.service(&to.namespace, &to.hostname);
+        let service = service.cloned().ok_or_else(|| {
+            let words = format!("no service {}/{} is known", to.namespace, to.hostname);
+            Reply::of(StatusCode::INTERNAL_SERVER_ERROR, Flag::NoRoute, words)
+        })?;
+        Ok(Target {
+            destination: Destination::Routed {
+                service,
+                port: to.port,
+            },
+            protocol: to.protocol,
+        })
+    }
+
+    /// The head as it goes on: nothing of this connection, everything that is known of the client.
+    fn outgoing(
+        &mut self,
+        mut head: Parts,
+        asked: &Read,
+        forward: Option<&Forward<'_>>,
+        upgrade: Option<&HeaderValue>,
+    ) -> Result<Head, Reply> {
+        let headers = &mut head.headers;
+        hygiene::remove_hop_by_hop(headers);
+        self.introduce(headers);
+        if let Some(forward) = forward {
+            forward.edit_request(headers);
+        }
+        let host = forward.and_then(Forward::host).cloned();
+        let host = host.map_or_else(|| HeaderValue::from_str(&asked.authority), Ok);
+        let host = host.map_err(|_| Reply::malformed("the request's host is not one"))?;
+        headers.insert(header::HOST, host);
+        if let Some(protocol) = upgrade {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+            headers.insert(header::UPGRADE, protocol.clone());
+        }
+        let path = match forward.and_then(|forward| forward.path_and_query.clone()) {
+            Some(path) => path,
+            None => asked.path_and_query()?,
+        };
+        Ok(Head {
+            method: head.method,
+            path,
+            headers: head.headers,
+        })
+    }
+
+    /// Says who the client is, whatever it says itself.
+    fn introduce(&mut self, headers: &mut HeaderMap) {
+        let Conversation {
+            waypoint, arrival, ..
+        } = &**self.conversation;
+        let (own, client) = (&waypoint.own.identity, &arrival.identity);
+        headers.remove(CLIENT_CERT);
+        if let Ok(value) = HeaderValue::from_str(&format!("By={own};URI={client}")) {
+            headers.insert(CLIENT_CERT, value);
+        }
+        let mut passed: Vec<&str> = headers
+            .get_all(FORWARDED_FOR)
+            .iter()
+            .filter_map(|value| value.to_str().ok())
+            .collect();
+        let peer = arrival.peer.ip().to_string();
+        passed.push(&peer);
+        if let Ok(value) = HeaderValue::from_str(&passed.join(", ")) {
+            headers.insert(FORWARDED_FOR, value);
+        }
+        headers
+            .entry(FORWARDED_PROTO)
+            .or_insert(HeaderValue::from_static("http"));
+        if !headers.contains_key(REQUEST_ID) {
+            let id = random_id();
+            self.exchange.of_request_id(&id);
+            if let Ok(value) = HeaderValue::from_str(&id) {
+                headers.insert(REQUEST_ID, value);
+            }
+        }
+    }
+
+    /// Sends copies, whose answers nobody waits for.
+    fn mirror(&self, forward: &Forward<'_>, head: &Head, body: &mut Upward, is_empty: bool) {
+        let drawn: Vec<_> = forward.mirrors(&mut rand::rng()).collect();
+        for destination in drawn {
+            let Ok(target) = self.routed(destination) else {
+                continue;
+            };
+            let copy = if is_empty {
+                crate::body::empty()
+            } else {
+                body.copied()
+            };
+            attempt::mirror(self.conversation, target, head.clone(), copy);
+        }
+    }
+}
+
+/// A port as it is now.
+struct PortNow {
+    served: Arc<route::Service>,
+    number: u16,
+}
+
+impl PortNow {
+    fn get(&self) -> &Port {
+        self.served
+            .port(self.number)
+            .expect("broken invariant: looked up before this was made")
+    }
+}
+
+/// What a request asks for, read in one way only.
+struct Read {
+    authority: Box<str>,
+    path: Box<str>,
+    query: Option<Box<str>>,
+}
+
+/// A head that is ready to be sent.
+#[derive(Debug, Clone)]
+pub struct Head {
+    method: http::Method,
+    path: PathAndQuery,
+    headers: HeaderMap,
+}
+
+impl Head {
+    /// As each version of HTTP wants it.
+    fn for_version(&self, version: crate::upstream::Version) -> Request<()> {
+        let mut request = Request::new(());
+        *request.method_mut() = self.method.clone();
+        *request.headers_mut() = self.headers.clone();
+        let mut uri = http::uri::Parts::default();
+        uri.path_and_query = Some(self.path.clone());
+        if version == crate::upstream::Version::Http2 {
+            let host = request.headers_mut().remove(header::HOST);
+            uri.scheme = Some(http::uri::Scheme::HTTP);
+            uri.authority = host.and_then(|host| host.to_str().ok()?.parse().ok());
+            *request.version_mut() = http::Version::HTTP_2;
+            request.headers_mut().remove(header::EXPECT);
+        }
+        *request.uri_mut() = Uri::from_parts(uri).unwrap_or_default();
+        request
+    }
+}
+
+fn read(head: &Parts) -> Result<Read, Reply> {
+    let target = hygiene::read(&head.method, head.version, &head.uri, &head.headers)?;
+    let path = path::normalize(target.path, Normalization::default())?;
+    Ok(Read {
+        authority: target.authority.into(),
+        path: path.into(),
+        query: target.query.map(Into::into),
+    })
+}
+
+impl Read {
+    fn path_and_query(&self) -> Result<PathAndQuery, Reply> {
+        let text = match &self.query {
+            Some(query) => format!("{}?{query}", self.path),
+            None => self.path.to_string(),
+        };
+        PathAndQuery::try_from(text).map_err(|_| Reply::malformed("the path is not one"))
+    }
+}
+
+fn now() -> UnixTime {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let seconds = since.unwrap_or_default().as_secs();
+    UnixTime(u32::try_from(seconds).unwrap_or(u32::MAX))
+}
+
+/// A random UUID of version 4.
+fn random_id() -> String {
+    let number: u128 = rand::random();
+    let number = number & !(0xf << 76) & !(0x3 << 62) | 0x4 << 76 | 0x2 << 62;
+    let hex = format!("{number:032x}");
+    [
+        &hex[..8],
+        &hex[8..12],
+        &hex[12..16],
+        &hex[16..20],
+        &hex[20..],
+    ]
+    .join("-")
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+//! An answer that is made here: why, with which status, and a short body that names its flag.
+
+use http::header::{self, HeaderMap, HeaderValue};
+use http::{HeaderName, Response, StatusCode};
+
+use crate::body::{self, AnyBody};
+use crate::exchange::Exchange;
+use crate::failure::{Failure, Flag};
+use crate::hygiene::Malformed;
+use crate::path::BadPath;
+use crate::route::Reason;
+
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+
+pub struct Reply {
+    status: StatusCode,
+    headers: Box<HeaderMap>,
+    flag: Flag,
+    /// For log and metric.
+    words: String,
+    grpc_status: Option<u8>,
+    /// Nothing is wrong: there is nothing to explain.
+    silent: bool,
+}
+
+impl Reply {
+    pub fn of(status: StatusCode, flag: Flag, words: impl Into<String>) -> Self {
+        Self {
+            status,
+            headers: Box::default(),
+            flag,
+            words: words.into(),
+            grpc_status: None,
+            silent: false,
+        }
+    }
+
+    /// What the client wanted, and no endpoint has to do with.
+    pub fn made(status: StatusCode, headers: HeaderMap, words: &str) -> Self {
+        Self {
+            headers: Box::new(headers),
+            silent: true,
+            ..Self::of(status, Flag::None, words)
+        }
+    }
+
+    pub fn malformed(words: &str) -> Self {
+        Self::of(
+            StatusCode::BAD_REQUEST,
+            Flag::DownstreamProtocolError,
+            words,
+        )
+    }
+
+    /// An endpoint that can't be followed.
+    pub fn upstream(words: &str) -> Self {
+        Self::of(
+            StatusCode::BAD_GATEWAY,
+            Flag::UpstreamConnectionTermination,
+            words,
+        )
+    }
+
+    pub fn refused(reason: Reason<'_>) -> Self {
+        let flag = match reason {
+            Reason::NoRoute => Flag::NoRoute,
+            Reason::NoHost => Flag::DownstreamProtocolError,
+            _ => Flag::None,
+        };
+        Self {
+            grpc_status: Some(reason.grpc_status()),
+            ..Self::of(reason.status(), flag, reason.to_string())
+        }
+    }
+
+    /// As the client gets it; the exchange notes why.
+    pub fn response(self, exchange: &mut Exchange) -> Response<AnyBody> {
+        let Self {
+            status,
+            headers,
+            flag,
+            words,
+            grpc_status,
+            silent,
+        } = self;
+        let flag_text = flag.as_str();
+        exchange.answered_here(flag, words.clone());
+        let mut response = Response::new(());
+        *response.headers_mut() = *headers;
+        let set = response.headers_mut();
+        if exchange.is_grpc() && !silent {
+            // An error of gRPC is told by trailers alone, under status 200.
+            let code = grpc_status.unwrap_or_else(|| grpc_of(status));
+            set.insert(
+                header::CONTENT_TYPE,
+                HeaderValue::from_static("application/grpc"),
+            );
+            set.insert(GRPC_STATUS, HeaderValue::from(u16::from(code)));
+            if let Ok(message) = HeaderValue::from_str(&visible(&words)) {
+                set.insert(GRPC_MESSAGE, message);
+            }
+            exchange.answered(StatusCode::OK, response.headers());
+            return response.map(|()| body::empty());
+        }
+        *response.status_mut() = status;
+        if silent {
+            exchange.answered(status, response.headers());
+            return response.map(|()| body::empty());
+        }
+        response
+            .headers_mut()
+            .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+        exchange.answered(status, response.headers());
+        let text = match flag {
+            Flag::None => format!("{words}\n"),
+            _ => format!("{flag_text}: {}\n", brief(flag)),
+        };
+        response.map(|()| body::text(text))
+    }
+}
+
+/// What a client may know; the log says the rest.
+fn brief(flag: Flag) -> &'static str {
+    match flag {
+        Flag::None => "",
+        Flag::NoRoute => "no route",
+        Flag::NoHealthyUpstream => "no healthy upstream",
+        Flag::UpstreamConnectionFailure => "upstream connection failure",
+        Flag::UpstreamConnectionTermination => "upstream connection termination",
+        Flag::UpstreamTimeout => "upstream request timeout",
+        Flag::UpstreamRetryLimit => "upstream retry limit exceeded",
+        Flag::Overflow => "overflow",
+        Flag::DownstreamConnectionTermination => "client gone",
+        Flag::DownstreamProtocolError => "malformed request",
+        Flag::Denied => "access denied",
+        Flag::Identity => "identity error",
+    }
+}
+
+/// As gRPC's own table of HTTP statuses has it.
+fn grpc_of(status: StatusCode) -> u8 {
+    match status.as_u16() {
+        400 => 13,
+        401 => 16,
+        403 => 7,
+        404 => 12,
+        429 | 502 | 503 | 504 => 14,
+        _ => 2,
+    }
+}
+
+/// What a gRPC message may hold as it is.
+fn visible(text: &str) -> String {
+    text.chars()
+        .map(|c| match c {
+            ' '..='~' if c != '%' => c,
+            _ => '?',
+        })
+        .collect()
+}
+
+impl From<Malformed> for Reply {
+    fn from(malformed: Malformed) -> Self {
+        let flag = match malformed {
+            Malformed::Connect => Flag::NoRoute,
+            _ => Flag::DownstreamProtocolError,
+        };
+        Self::of(malformed.status(), flag, malformed.to_string())
+    }
+}
+
+impl From<BadPath> for Reply {
+    fn from(bad: BadPath) -> Self {
+        Self::malformed(&bad.to_string())
+    }
+}
+
+impl From<Failure> for Reply {
+    fn from(failure: Failure) -> Self {
+        Self::of(failure.status(), failure.flag(), failure.to_string())
+    }
+}
