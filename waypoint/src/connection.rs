@@ -85,7 +85,12 @@ fn protocol(conversation: &Conversation) -> Protocol {
     let client = conversation.arrival.identity.namespace();
     match port.table(client) {
         Some(Table::Tcp(_) | Table::Tls(_)) => Protocol::Tcp,
-        Some(Table::Http(_)) | None => port.protocol,
+        // Whoever writes routes for requests means requests, whatever the port declares.
+        Some(Table::Http(_)) => match port.protocol {
+            Protocol::Tcp | Protocol::Tls => Protocol::Http1,
+            declared => declared,
+        },
+        None => port.protocol,
     }
 }
 

@@ -36,6 +36,9 @@ pub enum Failure {
     Revoked(Arc<str>),
     #[error("the client's tunnel broke the protocol: {0}")]
     ClientProtocol(TunnelError),
+    /// What the client says is no HTTP.
+    #[error("the client broke HTTP: {0}")]
+    ClientHttp(Arc<str>),
     #[error("no certificate for this waypoint: {0}")]
     Certificate(Arc<str>),
     #[error("there are {0} connections, as many as there may be")]
@@ -129,7 +132,9 @@ impl Failure {
         match self {
             Self::Unserved(_) => Flag::NoRoute,
             Self::Denied(_) | Self::PolicyChanged(_) => Flag::Denied,
-            Self::Malformed(_) | Self::ClientProtocol(_) => Flag::DownstreamProtocolError,
+            Self::Malformed(_) | Self::ClientProtocol(_) | Self::ClientHttp(_) => {
+                Flag::DownstreamProtocolError
+            }
             Self::ClientHandshake(_) | Self::Revoked(_) | Self::Certificate(_) => Flag::Identity,
             Self::Full(_) | Self::Overflow(_) => Flag::Overflow,
             Self::Timeout => Flag::UpstreamTimeout,
@@ -155,7 +160,9 @@ impl Failure {
             )
             | Self::Routed { .. } => StatusCode::NOT_FOUND,
             Self::Denied(_) | Self::PolicyChanged(_) => StatusCode::FORBIDDEN,
-            Self::Malformed(_) | Self::ClientProtocol(_) => StatusCode::BAD_REQUEST,
+            Self::Malformed(_) | Self::ClientProtocol(_) | Self::ClientHttp(_) => {
+                StatusCode::BAD_REQUEST
+            }
             Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
             Self::Unserved(Unserved::OwnPod(_) | Unserved::NotTold(_))
             | Self::ClientHandshake(_)

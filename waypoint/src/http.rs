@@ -20,6 +20,7 @@ use tracing::debug;
 use crate::connections::Tracked;
 use crate::destination::Destination;
 use crate::detect::{self, Spoken};
+use crate::failure::Failure;
 use crate::listener::Arrival;
 use crate::request;
 use crate::upstream::Version;
@@ -131,9 +132,18 @@ pub async fn serve_as(
             }
         }
     };
-    if let Err(error) = ended {
-        let peer = conversation.arrival.peer;
-        debug!(%peer, %error, "HTTP connection ended");
+    match ended {
+        // Answered by the library itself, before anything else saw it.
+        Err(error) if error.is_parse() => {
+            let failure = Failure::ClientHttp(error.to_string().into());
+            let recorder = &conversation.waypoint.recorder;
+            recorder.refuse(&conversation.arrival.ends(), &failure);
+        }
+        Err(error) => {
+            let peer = conversation.arrival.peer;
+            debug!(%peer, %error, "HTTP connection ended");
+        }
+        Ok(()) => {}
     }
 }
 

@@ -324,4 +324,7 @@ async fn what_can_be_read_in_two_ways_is_refused_in_few_words() {
     let count = soon(stream.read(&mut said)).await.unwrap();
     let said = String::from_utf8_lossy(&said[..count]);
     assert!(said.starts_with("HTTP/1.1 431"), "{said}");
+    world
+        .until_counted(&["culvert_connections_refused_total", "flag=\"DPE\""])
+        .await;
 }
