@@ -62,14 +62,19 @@ impl Ca {
         })
     }
 
-    /// Has this one sign, and everybody trust these roots.
-    pub fn put(&self, folder: &Path, roots: &[&str]) -> Result<()> {
-        for (name, text) in [
+    /// What an authority reads to sign as this one, and have everybody trust these roots: names and contents.
+    pub fn parts(&self, roots: &[&str]) -> [(&'static str, String); 4] {
+        [
             ("root-cert.pem", roots.concat()),
             ("cert-chain.pem", self.intermediate.clone()),
             ("ca-key.pem", self.key.clone()),
             ("ca-cert.pem", self.intermediate.clone()),
-        ] {
+        ]
+    }
+
+    /// Has this one sign, and everybody trust these roots.
+    pub fn put(&self, folder: &Path, roots: &[&str]) -> Result<()> {
+        for (name, text) in self.parts(roots) {
             let beside = folder.join(format!("{name}.new"));
             std::fs::write(&beside, text).context("a file of the authority")?;
             std::fs::rename(&beside, folder.join(name)).context("a file of the authority")?;

@@ -15,5 +15,5 @@ mod gate;
 mod server;
 
 pub use assets::assets;
-pub use cluster::{Cluster, definition, path};
+pub use cluster::{Cluster, Write, definition, path};
 pub use gate::Gate;

@@ -37,6 +37,7 @@ pub struct ControlPlane {
 impl ControlPlane {
     /// Starts it and waits until it knows the cluster. Whatever it leaves goes below `root`.
     pub async fn start(programs: &Path, root: &Path, source: Source<'_>) -> Result<Self> {
+        std::fs::create_dir_all(root)?;
         let state = root.join("state");
         let (source, token) = match source {
             Source::Directory(manifests) => own_tokens(root, manifests)?,
@@ -102,6 +103,13 @@ impl ControlPlane {
     /// `VmRSS` or `VmHWM`.
     pub fn memory_kib(&self, field: &str) -> Result<u64> {
         memory_kib(&self.process, field)
+    }
+
+    /// Sends a signal to its process.
+    pub fn signal(&self, signal: nix::sys::signal::Signal) -> Result<()> {
+        let id = self.process.id().context("the process has ended")?;
+        let id = nix::unistd::Pid::from_raw(i32::try_from(id)?);
+        nix::sys::signal::kill(id, signal).context("cannot signal istiod-lite")
     }
 
     pub async fn stop(mut self) -> Result<()> {

@@ -21,7 +21,7 @@ use crate::{
     admin,
     authenticate::{Authenticator, NodeAuthorizer, Tokens, claims::Expected, review::Reviewer},
     authority::{Asked, Upkeep},
-    ca::LiveAuthority,
+    ca::{self, LiveAuthority, Material, Origin, Secrets},
     ca_service::Certificates,
     catalogue::Catalogue,
     config::{AuthorityConfig, Config, TokenAuthority, TokenConfig},
@@ -69,8 +69,11 @@ pub async fn start(
     let readiness = Readiness::default();
     let known = readiness.register("cluster");
     let signs = readiness.register("certificate authority");
-    let authority = Arc::new(open_authority(&config)?);
     let cluster = Cluster::open(&config.source).await?;
+    let (origin, material) = origin(&config, &cluster).await?;
+    let lifetimes = config.authority.lifetimes;
+    let authority = LiveAuthority::open(&material, lifetimes, SystemTime::now())?;
+    let authority = Arc::new(authority);
     let tokens = Arc::new(open_tokens(&config.tokens, &cluster)?);
     let listener = bind(config.listen).await?;
     let admin_listener = bind(config.admin).await?;
@@ -108,6 +111,7 @@ pub async fn start(
     let shown = Shown::nothing();
     let upkeep = Upkeep {
         asked: asked.clone(),
+        origin,
         published: config.authority.state.join("root-cert.pem"),
         shown: Arc::clone(&shown),
         names: config.authority.serving_names.clone(),
@@ -171,17 +175,21 @@ async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
         .with_context(|| format!("cannot listen on {address}"))
 }
 
-fn open_authority(config: &Config) -> anyhow::Result<LiveAuthority> {
-    let AuthorityConfig {
-        state,
-        cacerts,
-        lifetimes,
-        ..
-    } = &config.authority;
-    let now = SystemTime::now();
-    Ok(match cacerts {
-        Some(directory) => LiveAuthority::open(directory.clone(), *lifetimes, now)?,
-        None => LiveAuthority::open_own(state, &config.mesh.trust_domain, *lifetimes, now)?,
+/// Where the authority is kept: in the directory that is named, else in the cluster, else in a directory of our own.
+async fn origin(config: &Config, cluster: &Cluster) -> anyhow::Result<(Origin, Material)> {
+    let AuthorityConfig { state, cacerts, .. } = &config.authority;
+    let trust_domain = &config.mesh.trust_domain;
+    Ok(match (cacerts, cluster.client()) {
+        (Some(directory), _) => Origin::directory(directory.clone())?,
+        (None, Some(client)) => {
+            let namespace = &config.mesh.root_namespace;
+            let secrets = Secrets::new(client, namespace, trust_domain.clone());
+            Origin::secrets(secrets).await
+        }
+        (None, None) => {
+            let now = SystemTime::now();
+            Origin::directory(ca::open_or_create(state, trust_domain, now)?)?
+        }
     })
 }
 

@@ -2,7 +2,7 @@
 //! Keeps the authority and what follows from it up to date: the roots that others read, the server's own certificate,
 //! readiness.
 //!
-//! It looks once a second: at the files, at what may come into force by now, and at the clock, which somebody may set.
+//! It looks once a second: at the files or the Secret, at what may come into force by now, and at the clock, which somebody may set.
 
 use std::{
     fs, io,
@@ -11,14 +11,14 @@ use std::{
     time::SystemTime,
 };
 
-use ops::{file::Followed, health::ReadyHandle};
+use ops::health::ReadyHandle;
 use parking_lot::RwLock;
 use rustls::sign::CertifiedKey;
 use spiffe::SpiffeId;
 
 use crate::{
     authenticate::{Caller, NodeAuthorizer},
-    ca::{LiveAuthority, Report, ServingName},
+    ca::{LiveAuthority, Origin, Report, ServingName},
     index::Index,
     serving::Shown,
 };
@@ -54,6 +54,8 @@ impl Asked {
 #[derive(Debug)]
 pub struct Upkeep {
     pub asked: Asked,
+    /// What it was made of.
+    pub origin: Origin,
     /// The file of roots for others to trust.
     pub published: PathBuf,
     pub shown: Arc<Shown>,
@@ -64,20 +66,21 @@ pub struct Upkeep {
 impl Upkeep {
     /// Does what is due at the start, then goes on in the background. Roots that can't be published are published as soon
     /// as they can: what was published before is still there, and certificates are needed more than ever.
-    pub fn start(self) {
-        let authority = &self.asked.authority;
-        // Made before the look at what is in force, which is at least as new as what was opened.
-        let mut files = Followed::new(authority.paths());
-        authority.reload();
+    pub fn start(mut self) {
         let mut serving = Serving::default();
         self.advance();
-        let valid = authority.in_force().check_time(SystemTime::now()).is_ok();
+        let valid = self
+            .asked
+            .authority
+            .in_force()
+            .check_time(SystemTime::now())
+            .is_ok();
         let mut unpublished = valid && !self.publish();
         self.serve(&mut serving, false);
         tokio::spawn(async move {
             loop {
-                if files.look().await {
-                    self.asked.authority.reload();
+                if let Some(found) = self.origin.look().await {
+                    self.asked.authority.take(found);
                 }
                 let news = self.advance();
                 // Until it is done: a disk may be full for a while.

@@ -2,17 +2,19 @@
 //! The certificate authority: from a CSR only its public key, from us everything else.
 //!
 //! ```text
-//!  plugged-in directory ─┐                       ┌─► sign: CSR + identity → leaf, intermediates, roots
-//!                        ├─► chain (checked) ─► Authority
-//!  own state directory ──┘                       └─► issue_serving: our own TLS certificate
+//!  directory ─┐                                    ┌─► sign: CSR + identity → leaf, intermediates, roots
+//!             ├─► material ─► chain (checked) ─► Authority
+//!  Secret ────┘                                    └─► issue_serving: our own TLS certificate
 //!
-//!  files change ─► LiveAuthority: which Authority is in force ◄─ rotation: what may be by now ◄─ ledger: who holds what
+//!  origin changes ─► LiveAuthority: which Authority is in force ◄─ rotation: what may be by now ◄─ ledger: who holds what
 //! ```
 //!
 //! Who may have which identity is decided before, in `authenticate`; this module issues what it is told to.
 
 mod chain;
 mod csr;
+mod material;
+mod origin;
 mod rotation;
 
 #[cfg(fuzzing)]
@@ -26,7 +28,7 @@ mod store;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -42,9 +44,12 @@ use zeroize::Zeroize;
 
 use chain::Chain;
 pub use live::{LiveAuthority, News};
+pub use material::{Material, Place};
+pub use origin::{Origin, Secrets};
 pub use report::Report;
 use rotation::{Anchor, Root, Trust};
 pub use serving::{ServingCertificate, ServingName};
+pub use store::open_or_create;
 
 /// Certificates are valid from a little before they are issued, for clients whose clock is behind.
 const CLOCK_SKEW: Duration = Duration::from_secs(120);
@@ -78,36 +83,56 @@ impl Default for Lifetimes {
 /// Why there is no authority to start with.
 #[derive(Debug, thiserror::Error)]
 pub enum CaError {
-    #[error("CA file {path}: {error}", path = path.display())]
+    #[error("the CA's {place}: {error}")]
     Io {
-        path: PathBuf,
+        place: String,
         error: std::io::Error,
     },
-    #[error("CA directory {directory} is incomplete: {missing} is missing", directory = directory.display())]
-    Incomplete {
-        directory: PathBuf,
-        missing: &'static str,
-    },
-    #[error("CA file {path}: {reason}", path = path.display())]
-    File { path: PathBuf, reason: String },
-    #[error("CA key {key} does not belong to the certificate in {certificate}", key = key.display(), certificate = certificate.display())]
-    KeyMismatch { key: PathBuf, certificate: PathBuf },
-    #[error("CA certificate {subject:?} in {path} expired on {not_after}", path = path.display())]
+    #[error("the CA in {place} is incomplete: {missing} is missing")]
+    Incomplete { place: Place, missing: &'static str },
+    #[error("the CA's {place}: {reason}")]
+    Part { place: String, reason: String },
+    #[error("the CA's key in {key} does not belong to the certificate in {certificate}")]
+    KeyMismatch { key: String, certificate: String },
+    #[error("the CA's certificate {subject:?} in {place} expired on {not_after}")]
     Expired {
-        path: PathBuf,
+        place: String,
         subject: String,
         not_after: OffsetDateTime,
     },
-    #[error("CA certificate {subject:?} in {path} is not valid before {not_before}", path = path.display())]
+    #[error("the CA's certificate {subject:?} in {place} is not valid before {not_before}")]
     NotYetValid {
-        path: PathBuf,
+        place: String,
         subject: String,
         not_before: OffsetDateTime,
     },
     #[error("creating a root of our own: {0}")]
     Create(rcgen::Error),
-    #[error("the CA certificate in {path} does not sign well: {reason}", path = path.display())]
-    SelfTest { path: PathBuf, reason: String },
+    #[error("the CA's certificate in {place} does not sign well: {reason}")]
+    SelfTest { place: String, reason: String },
+    #[error("Secret {namespace}/{name}: {error}")]
+    Secret {
+        namespace: String,
+        name: String,
+        error: cluster::RequestError,
+    },
+    #[error(
+        "Secrets cacerts and istio-ca-secret of namespace {namespace} are gone: a restart makes another root"
+    )]
+    Gone { namespace: String },
+}
+
+impl CaError {
+    /// Whether the API server has understood what it was asked for, and won't.
+    fn is_refusal(&self) -> bool {
+        let Self::Secret { error, .. } = self else {
+            return false;
+        };
+        // Who asks too often is asked to come again.
+        error
+            .code()
+            .is_some_and(|code| (400..500).contains(&code) && code != 429)
+    }
 }
 
 /// Why a certificate was not issued.
@@ -233,7 +258,7 @@ impl Authority {
         lifetimes: Lifetimes,
         now: SystemTime,
     ) -> Result<Self, CaError> {
-        let directory = store::open_or_create(state, trust_domain, now)?;
+        let directory = open_or_create(state, trust_domain, now)?;
         Self::plugged_in(&directory, lifetimes, now)
     }
 
@@ -244,17 +269,17 @@ impl Authority {
         lifetimes: Lifetimes,
         now: SystemTime,
     ) -> Result<Self, CaError> {
-        let authority = Self::read(directory, lifetimes)?;
+        let authority = Self::read(&Material::in_directory(directory)?, lifetimes)?;
         authority.check_time(now)?;
         Ok(authority)
     }
 
     /// As [`Self::plugged_in`], whether it is valid now or not.
-    fn read(directory: &Path, lifetimes: Lifetimes) -> Result<Self, CaError> {
-        let (chain, key) = chain::load(directory)?;
-        let path = chain.path.clone();
-        let bad = |error: rcgen::Error| CaError::File {
-            path: path.clone(),
+    fn read(material: &Material, lifetimes: Lifetimes) -> Result<Self, CaError> {
+        let (chain, key) = chain::load(material)?;
+        let place = chain.path.clone();
+        let bad = |error: rcgen::Error| CaError::Part {
+            place: place.clone(),
             reason: error.to_string(),
         };
         let issuer = Issuer::from_ca_cert_der(&chain.signer, SecretKey(key)).map_err(bad)?;
@@ -438,7 +463,7 @@ impl Authority {
     fn self_test(&self) -> Result<(), CaError> {
         let Signing { issuer, chain } = &*self.signing;
         let fail = |reason: String| CaError::SelfTest {
-            path: chain.path.clone(),
+            place: chain.path.clone(),
             reason,
         };
         let probe = vec![SanType::IpAddress(IpAddr::from([127, 0, 0, 1]))];

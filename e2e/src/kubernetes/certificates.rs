@@ -10,8 +10,11 @@ use rcgen::{
 };
 use serde_json::json;
 
-/// Writes ca.crt, server.{crt,key}, admin.{crt,key}, and accounts.{key,pub}, by which service accounts' tokens are
-/// signed.
+/// Who the server knows: the one that plays everybody else, and two that are tried.
+pub(super) const USERS: [&str; 3] = ["admin", "replica-a", "replica-b"];
+
+/// Writes ca.crt, server.{crt,key}, the same for each user, and accounts.{key,pub}, by which service accounts' tokens
+/// are signed.
 pub(super) fn write(folder: &Path) -> Result<()> {
     let key = key()?;
     let mut ca = CertificateParams::new(Vec::new())?;
@@ -26,29 +29,30 @@ pub(super) fn write(folder: &Path) -> Result<()> {
     server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     sign(folder, "server", &server, &issuer)?;
 
-    let mut admin = CertificateParams::new(Vec::new())?;
-    admin.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-    admin.distinguished_name.push(DnType::CommonName, "admin");
-    // Whoever is of this group may do anything, without any role.
-    admin
-        .distinguished_name
-        .push(DnType::OrganizationName, "system:masters");
-    sign(folder, "admin", &admin, &issuer)?;
+    for user in USERS {
+        let mut parameters = CertificateParams::new(Vec::new())?;
+        parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        let name = &mut parameters.distinguished_name;
+        name.push(DnType::CommonName, user);
+        // Whoever is of this group may do anything, without any role.
+        name.push(DnType::OrganizationName, "system:masters");
+        sign(folder, user, &parameters, &issuer)?;
+    }
     let accounts = self::key()?;
     save(folder, "accounts.key", &accounts.serialize_pem())?;
     save(folder, "accounts.pub", &accounts.public_key_pem())
 }
 
-/// The administrator's way in, as a file.
-pub(super) fn kubeconfig(folder: &Path, server: &str) -> serde_json::Value {
+/// A user's way in, as a file.
+pub(super) fn kubeconfig(folder: &Path, user: &str, server: &str) -> serde_json::Value {
     let file = |name: &str| folder.join(name).display().to_string();
     json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "test",
         "clusters": [{"name": "test", "cluster": {"server": server, "certificate-authority": file("ca.crt")}}],
-        "users": [{"name": "admin", "user": {
-            "client-certificate": file("admin.crt"), "client-key": file("admin.key"),
+        "users": [{"name": user, "user": {
+            "client-certificate": file(&format!("{user}.crt")), "client-key": file(&format!("{user}.key")),
         }}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
     })
 }
 

@@ -11,12 +11,20 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use super::assets::assets;
-use super::certificates::kubeconfig;
+use super::certificates::{USERS, kubeconfig};
 use super::gate::Gate;
-use super::server::Server;
+use super::server::{AUDIT, Server};
 use crate::environment::Environment;
 
 const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A request that changed something, as the API server has noted it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Write {
+    pub user: String,
+    pub verb: String,
+    pub uri: String,
+}
 
 /// An API server with nothing in it but what it makes itself. All of it ends when it is dropped.
 pub struct Cluster {
@@ -34,8 +42,16 @@ impl Cluster {
         let folder = tempfile::tempdir().context("a folder for the cluster")?;
         let server = Server::start(&programs, folder.path()).await?;
         let gate = Gate::to(server.address).await?;
-        let connection = connection(folder.path(), "admin.json", server.address).await?;
-        connection_file(folder.path(), "kubeconfig.json", gate.address)?;
+        for user in USERS {
+            let way = match user {
+                "admin" => server.address,
+                _ => gate.address,
+            };
+            let file = kubeconfig(folder.path(), user, &format!("https://{way}"));
+            std::fs::write(folder.path().join(format!("{user}.json")), file.to_string())
+                .context("cannot write a kubeconfig")?;
+        }
+        let connection = Connection::kubeconfig(&folder.path().join("admin.json")).await?;
         let mut cluster = Self {
             server,
             gate,
@@ -48,7 +64,29 @@ impl Cluster {
 
     /// For whoever is tried, through the gate.
     pub fn kubeconfig(&self) -> PathBuf {
-        self.folder.path().join("kubeconfig.json")
+        self.folder.path().join("replica-a.json")
+    }
+
+    /// The same for another, whom the server tells from the first.
+    pub fn second_kubeconfig(&self) -> PathBuf {
+        self.folder.path().join("replica-b.json")
+    }
+
+    /// All that `replica-a`, `replica-b` and the test have changed, or tried to, in order.
+    pub fn writes(&self) -> Result<Vec<Write>> {
+        let log = std::fs::read_to_string(self.folder.path().join(AUDIT)).unwrap_or_default();
+        // The last line may be half written.
+        let whole = log.rfind('\n').map_or("", |end| &log[..end]);
+        let read = |line: &str| {
+            let event: Value = serde_json::from_str(line).context("the audit's log")?;
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            Ok(Write {
+                user: text(&event["user"]["username"]),
+                verb: text(&event["verb"]),
+                uri: text(&event["requestURI"]),
+            })
+        };
+        whole.lines().map(read).collect()
     }
 
     /// Room for files of the test's own.
@@ -222,17 +260,7 @@ impl Cluster {
     }
 }
 
-async fn connection(folder: &Path, name: &str, server: std::net::SocketAddr) -> Result<Connection> {
-    connection_file(folder, name, server)?;
-    Ok(Connection::kubeconfig(&folder.join(name)).await?)
-}
-
-fn connection_file(folder: &Path, name: &str, server: std::net::SocketAddr) -> Result<()> {
-    let file = kubeconfig(folder, &format!("https://{server}"));
-    std::fs::write(folder.join(name), file.to_string()).context("cannot write a kubeconfig")
-}
-
-/// The path of an object of a kind that is followed, or of a definition of such a kind.
+/// The path of an object of a kind that is followed, of a definition of such a kind, of a Secret or a Lease.
 ///
 /// # Errors
 /// What is no object of such a kind.
@@ -245,6 +273,14 @@ pub fn path(object: &Value) -> Result<String> {
         return Ok(format!(
             "/{group}/{version}/customresourcedefinitions/{name}"
         ));
+    }
+    for (other, plural) in [("Secret", "secrets"), ("Lease", "leases")] {
+        if kind == other {
+            let namespace = text(&object["metadata"]["namespace"]);
+            return Ok(format!(
+                "/{group}/{version}/namespaces/{namespace}/{plural}/{name}"
+            ));
+        }
     }
     let known = Kind::ALL.iter().find(|known| known.as_str() == kind);
     let known = known.with_context(|| format!("kind {kind:?} is not known"))?;

@@ -16,6 +16,17 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Who issues tokens here.
 const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 
+/// What is noted of requests that change something, once each is answered.
+pub(super) const AUDIT: &str = "audit.log";
+const AUDIT_POLICY: &str = r#"{
+    "apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "None", "verbs": ["get", "list", "watch"]},
+        {"level": "None", "userGroups": ["system:apiserver"]},
+        {"level": "Metadata"}
+    ]
+}"#;
+
 /// Killed when it is dropped.
 pub(super) struct Server {
     programs: PathBuf,
@@ -30,6 +41,7 @@ impl Server {
     /// Starts both; the API server may not be ready yet.
     pub(super) async fn start(programs: &Path, folder: &Path) -> Result<Self> {
         certificates::write(folder)?;
+        std::fs::write(folder.join("audit.json"), AUDIT_POLICY).context("the audit's policy")?;
         let (etcd, peers, address) = (free_port()?, free_port()?, free_port()?);
         let mut store = Command::new(programs.join("etcd"));
         store
@@ -106,6 +118,8 @@ fn serve(programs: &Path, folder: &Path, etcd: SocketAddr, address: SocketAddr) 
             file("client-ca-file", "ca.crt"),
             file("service-account-key-file", "accounts.pub"),
             file("service-account-signing-key-file", "accounts.key"),
+            file("audit-policy-file", "audit.json"),
+            file("audit-log-path", AUDIT),
         ])
         .arg(format!("--service-account-issuer={ISSUER}"))
         .args([

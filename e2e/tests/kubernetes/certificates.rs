@@ -11,7 +11,7 @@ use spiffe::SpiffeId;
 
 use super::ground::{Ground, account, namespace, pod, running, workload, ztunnel};
 
-fn identity(account: &str) -> SpiffeId {
+pub(crate) fn identity(account: &str) -> SpiffeId {
     let text = format!("spiffe://cluster.local/ns/shop/sa/{account}");
     text.parse().expect("an identity")
 }
@@ -50,11 +50,7 @@ async fn only_tokens_for_the_mesh_of_pods_that_live_are_accepted() -> Result<()>
             .await
             .is_err()
     );
-    assert!(
-        ground.log().contains("the API server does not accept it"),
-        "{}",
-        ground.log()
-    );
+    ground.logged("the API server does not accept it").await?;
 
     // An account that is no node's proxy may not ask for others.
     let own = ground.cluster.token(&objects[1], AUDIENCE).await?;
@@ -110,7 +106,7 @@ async fn the_roots_are_in_every_namespace_and_come_back() -> Result<()> {
     Ok(())
 }
 
-fn config(namespace: &str) -> Value {
+pub(crate) fn config(namespace: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "ConfigMap",
         "metadata": {"namespace": namespace, "name": "istio-ca-root-cert"},

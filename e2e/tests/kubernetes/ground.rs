@@ -29,28 +29,15 @@ impl Ground {
 
     /// The same; `prepare` has the last word before the control plane starts.
     pub(crate) async fn begin(objects: &[Value], prepare: impl FnOnce(&Cluster)) -> Result<Self> {
-        let cluster = Cluster::start().await?;
-        let node = [
-            namespace("istio-system"),
-            account("istio-system", "ztunnel"),
-            ztunnel(),
-        ];
-        for object in node.iter().chain([&namespace("shop")]).chain(objects) {
-            if let Some(kind) = custom(object) {
-                cluster.define(kind).await?;
-            }
-            cluster.put(object).await?;
-        }
+        let cluster = populated(objects).await?;
         prepare(&cluster);
-        let environment = Environment::of_process();
-        let e2e = std::path::Path::new(env!("CARGO_BIN_EXE_e2e"));
-        let programs = binaries::build_only(&["istiod-lite"], &environment, e2e)?;
-        let source = Source::Kubernetes {
-            kubeconfig: &cluster.kubeconfig(),
-            token: cluster.token(&ztunnel(), AUDIENCE).await?,
-        };
-        let plane = ControlPlane::start(&programs, cluster.folder(), source).await?;
+        let plane = replica(&cluster, Replica::A, "").await?;
         Ok(Self { plane, cluster })
+    }
+
+    /// What the authority of a replica is said to be.
+    pub(crate) async fn authority(&self) -> Result<Value> {
+        self.plane.page("/debug/ca").await
     }
 
     /// Everything that a client that knows nothing is sent about workloads and services.
@@ -87,9 +74,66 @@ impl Ground {
         }
     }
 
+    /// Waits until the log says this; it is written a moment after what it is about.
+    pub(crate) async fn logged(&self, text: &str) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.log().contains(text) {
+            if Instant::now() > deadline {
+                bail!("not logged: {text}; log: {}", self.log());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.cluster.folder().join("log")).unwrap_or_default()
     }
+}
+
+/// A cluster with these objects and the kinds that they need, and the proxy of a node; nobody follows it yet.
+pub(crate) async fn populated(objects: &[Value]) -> Result<Cluster> {
+    let cluster = Cluster::start().await?;
+    let node = [
+        namespace("istio-system"),
+        account("istio-system", "ztunnel"),
+        ztunnel(),
+    ];
+    for object in node.iter().chain([&namespace("shop")]).chain(objects) {
+        if let Some(kind) = custom(object) {
+            cluster.define(kind).await?;
+        }
+        cluster.put(object).await?;
+    }
+    Ok(cluster)
+}
+
+/// Which of the users that the API server tells apart a control plane is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Replica {
+    A,
+    B,
+}
+
+/// A control plane that follows a cluster. Its state and its log go below a folder of this name; one that is started where
+/// another ended finds what that left.
+pub(crate) async fn replica(
+    cluster: &Cluster,
+    user: Replica,
+    folder: &str,
+) -> Result<ControlPlane> {
+    let environment = Environment::of_process();
+    let e2e = std::path::Path::new(env!("CARGO_BIN_EXE_e2e"));
+    let programs = binaries::build_only(&["istiod-lite"], &environment, e2e)?;
+    let kubeconfig = match user {
+        Replica::A => cluster.kubeconfig(),
+        Replica::B => cluster.second_kubeconfig(),
+    };
+    let source = Source::Kubernetes {
+        kubeconfig: &kubeconfig,
+        token: cluster.token(&ztunnel(), AUDIENCE).await?,
+    };
+    ControlPlane::start(&programs, &cluster.folder().join(folder), source).await
 }
 
 /// The kind, if it has to be defined.

@@ -8,3 +8,4 @@ mod ground;
 mod kinds;
 mod objects;
 mod outages;
+mod secrets;

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A directory with a CA's files in, its signing key and the checked way from there to a root out.
+//! The parts of an authority in, its signing key and the checked way from there to a root out.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -12,16 +10,18 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use time::OffsetDateTime;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::prelude::FromDer;
-use zeroize::Zeroizing;
 
 use super::CaError;
+use super::material::{Material, Place};
 use super::rotation::{Anchor, Root};
 
 /// A way from the signing certificate up to a root.
 #[derive(Clone, Debug)]
 pub(super) struct Chain {
-    /// Where the signing certificate was read.
-    pub(super) path: PathBuf,
+    /// Where its parts were read.
+    pub(super) place: Place,
+    /// Where among them the signing certificate was.
+    pub(super) path: String,
     pub(super) signer: CertificateDer<'static>,
     pub(super) subject: String,
     /// The signer, its issuer and so on, up to but without the root. Empty when the root itself signs.
@@ -55,7 +55,7 @@ impl Chain {
 /// When a certificate on the way is valid.
 #[derive(Clone, Debug)]
 pub(super) struct Validity {
-    path: PathBuf,
+    place: String,
     subject: String,
     not_before: OffsetDateTime,
     not_after: OffsetDateTime,
@@ -63,17 +63,17 @@ pub(super) struct Validity {
 
 impl Validity {
     fn check(&self, now: OffsetDateTime) -> Result<(), CaError> {
-        let (path, subject) = (self.path.clone(), self.subject.clone());
+        let (place, subject) = (self.place.clone(), self.subject.clone());
         if self.not_after <= now {
             return Err(CaError::Expired {
-                path,
+                place,
                 subject,
                 not_after: self.not_after,
             });
         }
         if self.not_before > now {
             return Err(CaError::NotYetValid {
-                path,
+                place,
                 subject,
                 not_before: self.not_before,
             });
@@ -82,16 +82,16 @@ impl Validity {
     }
 }
 
-/// One of the two sets of names that the files may have.
-struct Names {
-    certificate: &'static str,
+/// One of the two sets of names that the parts may have.
+pub(super) struct Names {
+    pub(super) certificate: &'static str,
     key: &'static str,
-    roots: &'static str,
-    /// The intermediates, if not in the certificate's file.
-    chain: Option<&'static str>,
+    pub(super) roots: &'static str,
+    /// The intermediates, if not beside the certificate.
+    pub(super) chain: Option<&'static str>,
 }
 
-const ISTIO: Names = Names {
+pub(super) const ISTIO: Names = Names {
     certificate: "ca-cert.pem",
     key: "ca-key.pem",
     roots: "root-cert.pem",
@@ -117,9 +117,9 @@ impl Names {
     }
 }
 
-/// Certificates with the file they were read from.
+/// Certificates with where they were read.
 struct Certificates {
-    path: PathBuf,
+    place: String,
     certificates: Vec<CertificateDer<'static>>,
 }
 
@@ -130,8 +130,8 @@ pub(super) fn files(directory: &Path) -> Vec<PathBuf> {
 }
 
 /// Reads and checks all but the time.
-pub(super) fn load(directory: &Path) -> Result<(Chain, KeyPair), CaError> {
-    let present = |name: &str| directory.join(name).exists();
+pub(super) fn load(material: &Material) -> Result<(Chain, KeyPair), CaError> {
+    let present = |name: &str| material.part(name).is_some();
     let names = if CERT_MANAGER.all().any(present) && !ISTIO.all().any(present) {
         &CERT_MANAGER
     } else {
@@ -139,139 +139,134 @@ pub(super) fn load(directory: &Path) -> Result<(Chain, KeyPair), CaError> {
     };
     if let Some(missing) = names.all().find(|name| !present(name)) {
         return Err(CaError::Incomplete {
-            directory: directory.to_owned(),
+            place: material.place.clone(),
             missing,
         });
     }
-    let own = read_certificates(&directory.join(names.certificate))?;
-    let roots = read_certificates(&directory.join(names.roots))?;
+    let own = read_certificates(material, names.certificate)?;
+    let roots = read_certificates(material, names.roots)?;
     let above = match names.chain {
-        Some(name) => read_certificates(&directory.join(name))?,
+        Some(name) => read_certificates(material, name)?,
         None => Certificates {
-            path: own.path.clone(),
+            place: own.place.clone(),
             certificates: own.certificates.clone(),
         },
     };
-    let key_path = directory.join(names.key);
-    let key = read_key(&key_path)?;
-    let chain = build(&own, &above, &roots)?;
-    let signer = parse(&own.path, &chain.signer)?;
+    let key = read_key(material, names.key)?;
+    let chain = build(&material.place, &own, &above, &roots)?;
+    let signer = parse(&own.place, &chain.signer)?;
     if signer.public_key().raw != key.subject_public_key_info() {
         return Err(CaError::KeyMismatch {
-            key: key_path,
-            certificate: own.path,
+            key: material.place.of(names.key),
+            certificate: own.place,
         });
     }
     Ok((chain, key))
 }
 
-fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, CaError> {
-    const MAX_BYTES: u64 = 1 << 20;
-    let io = |error| CaError::Io {
-        path: path.to_owned(),
-        error,
-    };
-    if fs::metadata(path).map_err(io)?.len() > MAX_BYTES {
-        return Err(io(io::Error::other("larger than 1 MiB")));
-    }
-    fs::read(path).map(Zeroizing::new).map_err(io)
-}
-
-fn read_certificates(path: &Path) -> Result<Certificates, CaError> {
-    let refuse = |reason: String| CaError::File {
-        path: path.to_owned(),
+fn read_certificates(material: &Material, name: &str) -> Result<Certificates, CaError> {
+    let place = material.place.of(name);
+    let refuse = |reason: String| CaError::Part {
+        place: place.clone(),
         reason,
     };
-    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&read(path)?)
-        .collect::<Result<_, _>>()
-        .map_err(|error| refuse(format!("not valid PEM: {error}")))?;
+    let certificates: Vec<_> =
+        CertificateDer::pem_slice_iter(material.part(name).unwrap_or_default())
+            .collect::<Result<_, _>>()
+            .map_err(|error| refuse(format!("not valid PEM: {error}")))?;
     if certificates.is_empty() {
         return Err(refuse("holds no certificate".to_owned()));
     }
     Ok(Certificates {
-        path: path.to_owned(),
+        place,
         certificates,
     })
 }
 
-fn read_key(path: &Path) -> Result<KeyPair, CaError> {
-    let refuse = |reason: String| CaError::File {
-        path: path.to_owned(),
+fn read_key(material: &Material, name: &str) -> Result<KeyPair, CaError> {
+    let refuse = |reason: String| CaError::Part {
+        place: material.place.of(name),
         reason,
     };
-    let key = PrivateKeyDer::from_pem_slice(&read(path)?)
+    let key = PrivateKeyDer::from_pem_slice(material.part(name).unwrap_or_default())
         .map_err(|error| refuse(format!("not a private key in PEM: {error}")))?;
     KeyPair::try_from(&key).map_err(|error| refuse(format!("not a key that can sign: {error}")))
 }
 
 fn parse<'c>(
-    path: &Path,
+    place: &str,
     certificate: &'c CertificateDer<'_>,
 ) -> Result<X509Certificate<'c>, CaError> {
     match X509Certificate::from_der(certificate) {
         Ok(([], certificate)) => Ok(certificate),
-        Ok(_) => Err(CaError::File {
-            path: path.to_owned(),
+        Ok(_) => Err(CaError::Part {
+            place: place.to_owned(),
             reason: "bytes follow a certificate".to_owned(),
         }),
-        Err(error) => Err(CaError::File {
-            path: path.to_owned(),
+        Err(error) => Err(CaError::Part {
+            place: place.to_owned(),
             reason: format!("not a certificate: {error}"),
         }),
     }
 }
 
 /// Climbs from the signer to a root, each step proven by a signature.
-fn build(own: &Certificates, above: &Certificates, roots: &Certificates) -> Result<Chain, CaError> {
+fn build(
+    from: &Place,
+    own: &Certificates,
+    above: &Certificates,
+    roots: &Certificates,
+) -> Result<Chain, CaError> {
     let signer = own.certificates[0].clone();
-    let subject = parse(&own.path, &signer)?.subject().to_string();
+    let subject = parse(&own.place, &signer)?.subject().to_string();
     let mut intermediates: Vec<CertificateDer<'static>> = Vec::new();
     let mut validity = Vec::new();
     let mut current = signer.clone();
-    let mut path = own.path.clone();
+    let mut place = own.place.clone();
     loop {
-        let certificate = parse(&path, &current)?;
-        validity.push(check_ca(&path, &certificate)?);
+        let certificate = parse(&place, &current)?;
+        validity.push(check_ca(&place, &certificate)?);
         if roots.certificates.contains(&current) {
             break;
         }
         intermediates.push(current.clone());
         let issuers = || {
-            let roots = roots.certificates.iter().map(|root| (root, &roots.path));
+            let roots = roots.certificates.iter().map(|root| (root, &roots.place));
             roots.chain(
                 above
                     .certificates
                     .iter()
-                    .map(|certificate| (certificate, &above.path)),
+                    .map(|certificate| (certificate, &above.place)),
             )
         };
         // A certificate that was climbed before leads in a circle.
         let next = issuers()
             .filter(|(issuer, _)| !intermediates.contains(issuer))
-            .find(|(issuer, path)| {
-                parse(path, issuer).is_ok_and(|issuer| {
+            .find(|(issuer, place)| {
+                parse(place, issuer).is_ok_and(|issuer| {
                     issuer.subject().as_raw() == certificate.issuer().as_raw()
                         && certificate
                             .verify_signature(Some(issuer.public_key()))
                             .is_ok()
                 })
             });
-        let Some((issuer, issuer_path)) = next else {
-            return Err(CaError::File {
+        let Some((issuer, issuer_place)) = next else {
+            return Err(CaError::Part {
                 reason: format!(
                     "{:?} is signed by {:?}, which is neither a root in {} nor an intermediate in {}",
                     certificate.subject().to_string(),
                     certificate.issuer().to_string(),
-                    roots.path.display(),
-                    above.path.display()
+                    roots.place,
+                    above.place
                 ),
-                path,
+                place,
             });
         };
-        (current, path) = (issuer.clone(), issuer_path.clone());
+        (current, place) = (issuer.clone(), issuer_place.clone());
     }
     Ok(Chain {
-        path: own.path.clone(),
+        place: from.clone(),
+        path: own.place.clone(),
         signer,
         subject,
         intermediates_pem: intermediates
@@ -279,13 +274,13 @@ fn build(own: &Certificates, above: &Certificates, roots: &Certificates) -> Resu
             .map(|certificate| pem(certificate))
             .collect(),
         intermediates,
-        root: Anchor::of(&parse(&path, &current)?),
+        root: Anchor::of(&parse(&place, &current)?),
         roots: roots
             .certificates
             .iter()
             .map(|certificate| {
                 Ok(Root::of(
-                    &parse(&roots.path, certificate)?,
+                    &parse(&roots.place, certificate)?,
                     pem(certificate),
                 ))
             })
@@ -295,10 +290,10 @@ fn build(own: &Certificates, above: &Certificates, roots: &Certificates) -> Resu
 }
 
 /// Gives back when it is valid.
-fn check_ca(path: &Path, certificate: &X509Certificate<'_>) -> Result<Validity, CaError> {
+fn check_ca(place: &str, certificate: &X509Certificate<'_>) -> Result<Validity, CaError> {
     let subject = || certificate.subject().to_string();
-    let refuse = |reason: &str| CaError::File {
-        path: path.to_owned(),
+    let refuse = |reason: &str| CaError::Part {
+        place: place.to_owned(),
         reason: format!("{:?} {reason}", subject()),
     };
     if !certificate.is_ca() {
@@ -311,7 +306,7 @@ fn check_ca(path: &Path, certificate: &X509Certificate<'_>) -> Result<Validity, 
         return Err(refuse("may not sign certificates by its key usage"));
     }
     Ok(Validity {
-        path: path.to_owned(),
+        place: place.to_owned(),
         subject: subject(),
         not_before: certificate.validity().not_before.to_datetime(),
         not_after: certificate.validity().not_after.to_datetime(),
@@ -323,7 +318,7 @@ pub(super) fn check_issued(
     leaf: &CertificateDer<'_>,
     signer: &CertificateDer<'_>,
 ) -> Result<(), String> {
-    let parse = |certificate| parse(Path::new(""), certificate).map_err(|error| error.to_string());
+    let parse = |certificate| parse("", certificate).map_err(|error| error.to_string());
     let (leaf, signer) = (parse(leaf)?, parse(signer)?);
     if leaf.issuer().as_raw() != signer.subject().as_raw() {
         return Err(format!(

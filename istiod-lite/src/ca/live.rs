@@ -1,31 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The authority that is in force, while its files change and its time runs out.
+//! The authority that is in force, while its files or its Secret change and its time runs out.
 //!
-//! In: a directory, read again whenever somebody says that it changed, and who holds certificates. Out: what is signed,
-//! by what is in force. Files that cannot be used, or not yet, change nothing and are told of; an authority that ran out
-//! signs nothing until there is a better one.
+//! In: what it is to be made of, whenever that changed, and who holds certificates. Out: what is signed, by what is in
+//! force. What cannot be used, or not yet, changes nothing and is told of; an authority that ran out signs nothing until
+//! there is a better one.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use parking_lot::{Mutex, RwLock};
-use spiffe::{SpiffeId, TrustDomain};
+use spiffe::SpiffeId;
 use time::OffsetDateTime;
 
 use super::ledger::{Issue, Ledger};
 use super::report::Report;
 use super::rotation::{self, Signer, Wait};
 use super::{
-    Authority, CaError, EXPIRES_SOON, Lifetimes, ServingCertificate, ServingName, SignError, chain,
-    store,
+    Authority, CaError, EXPIRES_SOON, Lifetimes, Material, ServingCertificate, ServingName,
+    SignError,
 };
 use crate::authenticate::Caller;
 
-/// The authority, whatever becomes of its files.
+/// The authority, whatever becomes of what it was made of.
 #[derive(Debug)]
 pub struct LiveAuthority {
-    directory: PathBuf,
     lifetimes: Lifetimes,
     in_force: RwLock<Authority>,
     files: Mutex<Files>,
@@ -54,21 +52,20 @@ pub struct News {
 }
 
 impl LiveAuthority {
-    /// Starts with what the directory holds, even if it has expired or is not valid yet.
+    /// Starts with what there is, even if it has expired or is not valid yet.
     ///
     /// # Errors
-    /// The files are not there, or no authority could ever come of them.
+    /// Parts are missing, or no authority could ever come of them.
     pub fn open(
-        directory: PathBuf,
+        material: &Material,
         lifetimes: Lifetimes,
         now: SystemTime,
     ) -> Result<Self, CaError> {
-        let authority = Authority::read(&directory, lifetimes)?;
+        let authority = Authority::read(material, lifetimes)?;
         if authority.check_time(now).is_ok() {
             authority.tell(now);
         }
         Ok(Self {
-            directory,
             lifetimes,
             in_force: RwLock::new(authority.clone()),
             files: Mutex::new(Files {
@@ -79,25 +76,6 @@ impl LiveAuthority {
             }),
             ledger: Ledger::default(),
         })
-    }
-
-    /// As [`Self::open`], with a root of our own kept below `state`: made at the first start, the same ever after.
-    ///
-    /// # Errors
-    /// As there, or it could not be made.
-    pub fn open_own(
-        state: &Path,
-        trust_domain: &TrustDomain,
-        lifetimes: Lifetimes,
-        now: SystemTime,
-    ) -> Result<Self, CaError> {
-        let directory = store::open_or_create(state, trust_domain, now)?;
-        Self::open(directory, lifetimes, now)
-    }
-
-    /// What it is read from.
-    pub fn paths(&self) -> Vec<PathBuf> {
-        chain::files(&self.directory)
     }
 
     /// What is in force now.
@@ -140,13 +118,14 @@ impl LiveAuthority {
         self.in_force().issue_serving(names, now)
     }
 
-    /// Reads the files again. What is in force is for [`Self::advance`] to say.
-    pub fn reload(&self) {
-        let read = Authority::read(&self.directory, self.lifetimes);
+    /// Takes note of what it is to be made of from now on, or why that can't be read. What is in force is for
+    /// [`Self::advance`] to say.
+    pub fn take(&self, material: Result<Material, CaError>) {
+        let read = material.and_then(|material| Authority::read(&material, self.lifetimes));
         let mut files = self.files.lock();
         match read {
             Ok(authority) => {
-                tracing::info!(directory = %self.directory.display(), ?authority, "CA files read");
+                tracing::info!(place = %authority.signing.chain.place, ?authority, "CA read");
                 files.wanted = authority;
                 files.unreadable = None;
             }
@@ -206,7 +185,7 @@ impl LiveAuthority {
         }
         let holders = self.ledger.holders(now, may_ask);
         let step = rotation::step(in_force.trust(), wanted.trust(), &holders, Instant::now())
-            .map_err(|swapped| format!("{}: {swapped}", self.directory.display()))?;
+            .map_err(|swapped| format!("{}: {swapped}", wanted.signing.chain.place))?;
         let signer = match step.signer {
             Signer::Wanted => wanted,
             Signer::InForce => in_force,
@@ -223,8 +202,7 @@ impl LiveAuthority {
         let holders = self.ledger.holders(now, may_ask);
         let files = self.files.lock();
         let waits = files.waits.iter().map(ToString::to_string).collect();
-        Report::new(&self.directory, &self.in_force(), &holders, now)
-            .of_files(files.problem.clone(), waits)
+        Report::new(&self.in_force(), &holders, now).of_files(files.problem.clone(), waits)
     }
 }
 
@@ -235,9 +213,12 @@ impl Files {
         }
         match &problem {
             Some(problem) => {
-                tracing::error!(problem, "the CA is not what its files should make it");
+                tracing::error!(
+                    problem,
+                    "the CA is not what its files or its Secret should make it"
+                );
             }
-            None => tracing::info!("the CA is what its files say"),
+            None => tracing::info!("the CA is what its files or its Secret say"),
         }
         self.problem = problem;
     }
@@ -282,7 +263,7 @@ impl Authority {
         tracing::info!(subject = chain.subject, not_after = %chain.not_after(), ?roots, "CA in force");
         if chain.not_after() < OffsetDateTime::from(now + EXPIRES_SOON) {
             tracing::warn!(
-                path = %chain.path.display(),
+                place = chain.path,
                 subject = chain.subject,
                 not_after = %chain.not_after(),
                 "the CA expires soon, and no certificate outlives it"

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The authority as operators see it: what signs until when, which roots are handed out, and who has which of them.
 
-use std::path::Path;
 use std::time::{Instant, SystemTime};
 
 use serde::Serialize;
@@ -18,7 +17,8 @@ const MOST_NAMES: usize = 100;
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    directory: String,
+    /// Where it was read.
+    place: String,
     /// Whether certificates are issued now.
     signs: bool,
     /// Why not, or why the files are not in force.
@@ -56,12 +56,7 @@ struct RootReport {
 }
 
 impl Report {
-    pub(super) fn new(
-        directory: &Path,
-        authority: &Authority,
-        holders: &[Holder],
-        now: SystemTime,
-    ) -> Self {
+    pub(super) fn new(authority: &Authority, holders: &[Holder], now: SystemTime) -> Self {
         let chain = &authority.signing.chain;
         let instant = Instant::now();
         let roots = authority.bundle.roots.iter().map(|root| {
@@ -85,7 +80,7 @@ impl Report {
             .iter()
             .find(|root| root.anchor == chain.root);
         Self {
-            directory: directory.display().to_string(),
+            place: chain.place.to_string(),
             signs: authority.check_time(now).is_ok(),
             problem: None,
             waits: Vec::new(),

@@ -30,7 +30,10 @@ use super::{CLOCK_SKEW, CaError, SecretKey, serial};
 const LIFETIME: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 
 /// Gives back the directory with the CA's files.
-pub(super) fn open_or_create(
+///
+/// # Errors
+/// It can't be made.
+pub fn open_or_create(
     state: &Path,
     trust_domain: &TrustDomain,
     now: SystemTime,
@@ -56,10 +59,7 @@ pub(super) fn open_or_create(
         // Another process was faster: its root is the root.
         Err(_) if directory.exists() => fs::remove_dir_all(&temporary).map_err(at(&temporary))?,
         Err(error) => {
-            return Err(CaError::Io {
-                path: directory,
-                error,
-            });
+            return Err(at(&directory)(error));
         }
     }
     tracing::info!(directory = %directory.display(), %trust_domain, "made a root certificate of our own");
@@ -68,8 +68,8 @@ pub(super) fn open_or_create(
 
 /// An error at that path.
 fn at(path: &Path) -> impl FnOnce(io::Error) -> CaError {
-    let path = path.to_owned();
-    move |error| CaError::Io { path, error }
+    let place = path.display().to_string();
+    move |error| CaError::Io { place, error }
 }
 
 /// Makes the directory, and the files in it.
@@ -131,6 +131,25 @@ fn make(trust_domain: &TrustDomain, now: SystemTime) -> Result<[NamedFile; 5], r
             0o644,
             (intermediate.pem() + &root.pem()).into(),
         ),
+    ])
+}
+
+/// A root that signs workloads itself, as Istio's, so that either can go on with it. For where all keys lie together, so
+/// that an intermediate would protect nothing.
+pub(super) fn self_signed(
+    trust_domain: &TrustDomain,
+    now: SystemTime,
+) -> Result<[(&'static str, Zeroizing<String>); 5], rcgen::Error> {
+    let key = SecretKey(KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?);
+    let constraints = BasicConstraints::Unconstrained;
+    let root = params(trust_domain, "Root CA", constraints, now).self_signed(&key)?;
+    let none = || Zeroizing::new(String::new());
+    Ok([
+        ("ca-cert.pem", root.pem().into()),
+        ("ca-key.pem", Zeroizing::new(key.0.serialize_pem())),
+        ("cert-chain.pem", none()),
+        ("key.pem", none()),
+        ("root-cert.pem", root.pem().into()),
     ])
 }
 

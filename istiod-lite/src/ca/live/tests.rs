@@ -10,7 +10,7 @@ use rcgen::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::super::DAY;
+use super::super::{DAY, Place};
 use super::*;
 use crate::authenticate::BoundPod;
 
@@ -67,7 +67,8 @@ impl Ca {
 }
 
 fn open(directory: &TempDir) -> LiveAuthority {
-    LiveAuthority::open(directory.path().to_owned(), Lifetimes::default(), now()).unwrap()
+    let material = Material::in_directory(directory.path()).unwrap();
+    LiveAuthority::open(&material, Lifetimes::default(), now()).unwrap()
 }
 
 fn proxy(node: &str) -> Caller {
@@ -95,8 +96,16 @@ fn renew(live: &LiveAuthority, caller: &Caller) -> Result<Vec<String>, SignError
     live.sign(&csr, &identity(), caller, 0, now())
 }
 
+/// Reads the files again.
+fn read(live: &LiveAuthority) {
+    let Place::Directory(directory) = live.in_force().signing.chain.place.clone() else {
+        panic!("it came from a directory");
+    };
+    live.take(Material::in_directory(&directory));
+}
+
 fn reload(live: &LiveAuthority) -> News {
-    live.reload();
+    read(live);
     live.advance(now(), |_, _| true)
 }
 
@@ -216,7 +225,7 @@ fn an_authority_that_has_expired_signs_nothing_until_any_other_is_put_in_its_pla
     // What is not valid yet is no help, and becomes one.
     let new = Ca::new("new", now() + 365 * DAY);
     new.put(&directory, &[&new]);
-    live.reload();
+    read(&live);
     let early = now() - 2 * DAY;
     assert_eq!(live.advance(early, |_, _| true), News::default());
     let news = live.advance(now(), |_, _| true);
@@ -299,7 +308,7 @@ fn a_start_amid_a_change_of_roots_goes_by_the_files_alone_and_trusts_no_more_tha
     // What the running process makes of a step, and a start that knows of nobody.
     let check = |live: LiveAuthority, waits: usize, running: Roots<'_>, started: Roots<'_>| {
         settle(&live);
-        live.reload();
+        read(&live);
         live.advance(now(), |_, _| true);
         assert_eq!(roots(&live), named(running));
         assert_eq!(report(&live)["waits"].as_array().unwrap().len(), waits);
