@@ -25,7 +25,7 @@ use crate::{
     ca_service::Certificates,
     catalogue::Catalogue,
     config::{AuthorityConfig, Config, TokenAuthority, TokenConfig},
-    controller::{Controller, State},
+    controller::{Conditions, Controller, State},
     index::Index,
     root_configmaps,
     serving::{self, Bounds, Shown},
@@ -85,8 +85,13 @@ pub async fn start(
         source_problems: Arc::default(),
     };
     let source = cluster.source(&config.mesh.root_namespace)?;
-    let writer = cluster.status_writer()?;
-    Controller::start(source, state.clone(), writer, known, drain.clone());
+    let (leadership, campaign) =
+        cluster.leadership(&config.mesh.root_namespace, &config.replica, drain.clone());
+    let conditions = Conditions {
+        writer: cluster.status_writer()?,
+        leadership: leadership.clone(),
+    };
+    Controller::start(source, state.clone(), conditions, known, drain.clone());
 
     let discovery = Discovery::new(
         Arc::clone(&state.catalogue),
@@ -120,7 +125,7 @@ pub async fn start(
     upkeep.start();
     if let Some((source, client)) = cluster.follow(root_configmaps::followed())? {
         let authority = Arc::clone(&asked.authority);
-        let kept = root_configmaps::keep(source, client, authority, drain.clone());
+        let kept = root_configmaps::keep(source, client, authority, leadership, drain.clone());
         tokio::spawn(Box::pin(kept));
     }
     let incoming = serving::incoming(
@@ -149,7 +154,12 @@ pub async fn start(
     let servers = tokio::spawn(Box::pin(async move {
         let server = async { server.await.context("the server failed") };
         let admin_server = async { admin_server.await.context("the admin server failed") };
-        tokio::try_join!(server, admin_server).map(|_| ())
+        tokio::try_join!(server, admin_server)?;
+        // It gives its lease back.
+        match campaign {
+            Some(campaign) => campaign.await.context("the campaign panicked"),
+            None => Ok(()),
+        }
     }));
     tracing::info!(%address, admin = %admin_address, source = ?config.source, "control plane started");
     Ok(Running {

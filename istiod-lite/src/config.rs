@@ -33,10 +33,11 @@ pub struct Arguments {
     /// Address of the xDS and CA server [LISTEN_ADDRESS; 0.0.0.0:15012]
     #[arg(long)]
     listen: Option<String>,
-    /// Directory in which the authority keeps its keys [STATE_DIR]
+    /// Directory in which the roots are published, and without an API server the authority keeps its keys [STATE_DIR]
     #[arg(long)]
     state: Option<String>,
-    /// Directory of a plugged-in authority: ca-cert.pem, ca-key.pem, root-cert.pem, cert-chain.pem [CACERTS_DIR]
+    /// Directory of a plugged-in authority: ca-cert.pem, ca-key.pem, root-cert.pem, cert-chain.pem [CACERTS_DIR; with an
+    /// API server the Secret cacerts, else istio-ca-secret]
     #[arg(long)]
     cacerts: Option<String>,
     /// File of the keys that sign service-account tokens (JWKS) [JWKS_PATH; the API server reviews tokens]
@@ -57,7 +58,10 @@ pub struct Arguments {
     /// Id of the cluster [CLUSTER_ID; Kubernetes]
     #[arg(long)]
     cluster_id: Option<String>,
-    /// Namespace whose policies hold for the whole mesh [ROOT_NAMESPACE; istio-system]
+    /// What this replica is called among others [POD_NAME; istiod-lite]
+    #[arg(long)]
+    pod_name: Option<String>,
+    /// Namespace whose policies hold for the whole mesh, and where the authority is kept [ROOT_NAMESPACE; istio-system]
     #[arg(long)]
     root_namespace: Option<String>,
     /// Whether hosts of ServiceEntries that have no address are given one [PILOT_ENABLE_IP_AUTOALLOCATE; true]
@@ -97,6 +101,8 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Where operators look.
     pub admin: SocketAddr,
+    /// What this replica is called among others.
+    pub replica: String,
     /// What is the same for the whole mesh.
     pub mesh: Mesh,
     /// The certificate authority.
@@ -119,7 +125,7 @@ pub enum SourceConfig {
 /// The certificate authority.
 #[derive(Debug, Clone)]
 pub struct AuthorityConfig {
-    /// Where it keeps its keys.
+    /// Where its roots are published, and without an API server its keys kept.
     pub state: PathBuf,
     /// A plugged-in authority.
     pub cacerts: Option<PathBuf>,
@@ -181,6 +187,7 @@ impl Config {
         let source = reader.source(a);
         let listen = reader.parsed(&a.listen, "listen", "LISTEN_ADDRESS", "0.0.0.0:15012");
         let admin = reader.parsed(&a.admin, "admin", "ADMIN_ADDRESS", "127.0.0.1:8080");
+        let replica = reader.text(&a.pod_name, "POD_NAME", "istiod-lite");
         let root = reader.text(&a.root_namespace, "ROOT_NAMESPACE", "istio-system");
         let trust_domain: Option<TrustDomain> = reader.parsed(
             &a.trust_domain,
@@ -235,6 +242,7 @@ impl Config {
             source,
             listen,
             admin,
+            replica,
             mesh: Mesh {
                 cluster_id,
                 cluster_domain,

@@ -19,6 +19,7 @@ use tokio::{sync::Notify, time::Instant};
 use crate::{
     catalogue::{Catalogue, ResourceType},
     index::Index,
+    leader::Leadership,
     status::{self, Task},
 };
 
@@ -26,7 +27,7 @@ use crate::{
 const QUIET: Duration = Duration::from_millis(15);
 /// … but none waits for longer than this.
 const LATEST: Duration = Duration::from_millis(50);
-/// Conditions that could not be written, as on a full disk, are tried again this often.
+/// Conditions that could not be written, as on a full disk or while another replica leads, are looked at again this often.
 const TRY_AGAIN: Duration = Duration::from_secs(2);
 
 /// What the control plane knows and says, shared by all its parts.
@@ -45,13 +46,20 @@ pub struct State {
 pub struct Controller {
     source: Source,
     state: State,
-    conditions: Arc<Conditions>,
+    due: Arc<Due>,
     reported: BTreeSet<String>,
+}
+
+/// How conditions are written, and whether they are for this replica to write.
+#[derive(Debug, Clone)]
+pub struct Conditions {
+    pub writer: StatusWriter,
+    pub leadership: Leadership,
 }
 
 /// Objects whose conditions have to be looked at.
 #[derive(Debug, Default)]
-struct Conditions {
+struct Due {
     pending: Mutex<BTreeSet<ObjectKey>>,
     more: Notify,
 }
@@ -61,15 +69,15 @@ impl Controller {
     pub fn start(
         source: Source,
         state: State,
-        writer: StatusWriter,
+        conditions: Conditions,
         ready: ReadyHandle,
         drain: DrainSignal,
     ) {
-        let conditions = Arc::new(Conditions::default());
+        let due = Arc::new(Due::default());
         let controller = Self {
             source,
             state: state.clone(),
-            conditions: Arc::clone(&conditions),
+            due: Arc::clone(&due),
             reported: BTreeSet::new(),
         };
         let first = Arc::new(Notify::new());
@@ -79,7 +87,7 @@ impl Controller {
             drain.clone(),
         )));
         tokio::spawn(Box::pin(write_conditions(
-            state, conditions, writer, first, drain,
+            state, due, conditions, first, drain,
         )));
     }
 
@@ -145,8 +153,8 @@ impl Controller {
         self.report(problems, &batch.problems);
         *self.state.source_problems.write() = batch.problems;
         if !changes.conditions.is_empty() {
-            self.conditions.pending.lock().extend(changes.conditions);
-            self.conditions.more.notify_one();
+            self.due.pending.lock().extend(changes.conditions);
+            self.due.more.notify_one();
         }
     }
 
@@ -176,12 +184,13 @@ fn now() -> Timestamp {
 
 async fn write_conditions(
     state: State,
-    conditions: Arc<Conditions>,
-    writer: StatusWriter,
+    due: Arc<Due>,
+    conditions: Conditions,
     first: Arc<Notify>,
     drain: DrainSignal,
 ) {
     first.notified().await;
+    let Conditions { writer, leadership } = conditions;
     let (index, cleaner) = (Arc::clone(&state.index), writer.clone());
     let retained = tokio::task::spawn_blocking(move || {
         cleaner.retain(|object| index.read().standing(object).is_some())
@@ -192,19 +201,27 @@ async fn write_conditions(
     let mut failed = BTreeSet::new();
     loop {
         tokio::select! {
-            () = conditions.more.notified() => {}
+            () = due.more.notified() => {}
             () = tokio::time::sleep(TRY_AGAIN), if !failed.is_empty() => {}
             () = drain.requested() => return,
         }
-        conditions.pending.lock().append(&mut failed);
-        let objects = mem::take(&mut *conditions.pending.lock());
+        due.pending.lock().append(&mut failed);
+        let objects = mem::take(&mut *due.pending.lock());
+        if !leadership.is_held() {
+            // What is gone from an API server took its conditions along, so that no more waits here than there is.
+            let index = state.index.read();
+            failed = objects;
+            failed.retain(|object| index.standing(object).is_some());
+            continue;
+        }
         let tasks: Vec<Task> = status::tasks(&state.index.read(), &objects, now());
         if tasks.is_empty() {
             continue;
         }
-        let writer = writer.clone();
+        let (writer, leadership) = (writer.clone(), leadership.clone());
         // A panic in there is reported by the runtime; the next change tries again.
-        let performed = tokio::task::spawn_blocking(move || status::perform(&writer, &tasks));
+        let performed =
+            tokio::task::spawn_blocking(move || status::perform(&writer, &leadership, &tasks));
         failed.append(&mut performed.await.unwrap_or_default());
     }
 }

@@ -30,6 +30,7 @@ pub mod ca_service;
 pub mod xds_server;
 
 pub mod controller;
+pub mod leader;
 pub mod serving;
 
 pub mod authority;

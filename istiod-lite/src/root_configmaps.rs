@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The roots of the mesh in every namespace, as the ConfigMap `istio-ca-root-cert` that pods mount to trust the control
-//! plane. What somebody edits or deletes is restored.
+//! plane. What somebody edits or deletes is restored, by the replica that leads.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use cluster::{Batch, Client, Event, Follow, Kind, Object, Source};
 use ops::shutdown::DrainSignal;
 use serde_json::json;
 
-use crate::{ca::LiveAuthority, status};
+use crate::{ca::LiveAuthority, leader::Leadership, status};
 
 const NAME: &str = "istio-ca-root-cert";
 const KEY: &str = "root-cert.pem";
@@ -36,6 +36,7 @@ pub async fn keep(
     mut source: Source,
     client: Client,
     authority: Arc<LiveAuthority>,
+    leadership: Leadership,
     drain: DrainSignal,
 ) {
     let mut distribution = Distribution::default();
@@ -44,6 +45,9 @@ pub async fn keep(
     loop {
         let roots = authority.in_force().root_bundle_pem().to_owned();
         for namespace in distribution.due(&roots) {
+            if !leadership.is_held() {
+                break;
+            }
             match write(&client, &namespace, &roots).await {
                 Ok(()) => {
                     failing.remove(&namespace);

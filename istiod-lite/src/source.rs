@@ -3,10 +3,15 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context as _;
 use cluster::{Api, Client, Connection, Directory, Follow, Kind, Source, StatusWriter};
+use ops::shutdown::DrainSignal;
+use tokio::task::JoinHandle;
 
-use crate::{config::SourceConfig, status, wellknown};
+use crate::{
+    config::SourceConfig,
+    leader::{self, Leadership},
+    status, wellknown,
+};
 
 /// The cluster, as far as it can be reached.
 #[derive(Debug)]
@@ -32,11 +37,7 @@ impl Cluster {
             SourceConfig::Directory(path) => return Ok(Self::Directory(path.clone())),
             SourceConfig::Kubernetes(kubeconfig) => kubeconfig,
         };
-        let connection = match kubeconfig {
-            Some(path) => Connection::kubeconfig(path).await?,
-            None => Connection::in_cluster()
-                .context("name a kubeconfig, or a directory of manifests as the source")?,
-        };
+        let connection = Connection::open(kubeconfig.as_deref()).await?;
         let client = connection.client()?;
         Ok(Self::Server { connection, client })
     }
@@ -79,6 +80,22 @@ impl Cluster {
                 Some((Api::open(connection, follow)?, client.clone()))
             }
         })
+    }
+
+    /// Whether it is for this replica to write. Of a directory it is.
+    pub fn leadership(
+        &self,
+        namespace: &str,
+        replica: &str,
+        drain: DrainSignal,
+    ) -> (Leadership, Option<JoinHandle<()>>) {
+        match self.client() {
+            None => (Leadership::alone(), None),
+            Some(client) => {
+                let (leadership, campaign) = leader::campaign(client, namespace, replica, drain);
+                (leadership, Some(campaign))
+            }
+        }
     }
 
     /// A client of its API server, if it has one.

@@ -23,6 +23,7 @@ use crate::{
         waypoint::IngressUse,
     },
     index::{Index, Standing},
+    leader::Leadership,
     translate::{
         policy::Acceptance,
         waypoint::{Addressed, Binding, Canary, CanaryRefusal, Refusal},
@@ -386,10 +387,18 @@ impl Task {
     }
 }
 
-/// Does the tasks, and gives back the objects of those that failed.
-pub fn perform(writer: &StatusWriter, tasks: &[Task]) -> BTreeSet<ObjectKey> {
+/// Does the tasks for as long as it is this replica's to do, and gives back the objects of those that were not done.
+pub fn perform(
+    writer: &StatusWriter,
+    leadership: &Leadership,
+    tasks: &[Task],
+) -> BTreeSet<ObjectKey> {
     let mut failed = BTreeSet::new();
     for task in tasks {
+        if !leadership.is_held() {
+            failed.insert(task.object().clone());
+            continue;
+        }
         let result = match task {
             Task::Remove { object } => writer.remove(object),
             Task::WriteParents {

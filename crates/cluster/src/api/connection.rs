@@ -34,13 +34,24 @@ pub enum ConnectionError {
         path: PathBuf,
         source: kube::config::KubeconfigError,
     },
-    #[error("not in a pod of a cluster: {0}")]
+    #[error("neither a kubeconfig is named nor is this a pod of a cluster: {0}")]
     InCluster(#[from] kube::config::InClusterError),
     #[error("API server {server}: {reason}")]
     Client { server: String, reason: String },
 }
 
 impl Connection {
+    /// As a kubeconfig file says, or without one as the pod that this process runs in.
+    ///
+    /// # Errors
+    /// A file that can't be used; none, outside of a pod.
+    pub async fn open(kubeconfig: Option<&Path>) -> Result<Self, ConnectionError> {
+        match kubeconfig {
+            Some(path) => Self::kubeconfig(path).await,
+            None => Self::in_cluster(),
+        }
+    }
+
     /// As the service account of the pod that this process runs in.
     pub fn in_cluster() -> Result<Self, ConnectionError> {
         Ok(Self::new(kube::Config::incluster()?))
@@ -197,6 +208,23 @@ impl Client {
             // JSON is YAML.
             .header(CONTENT_TYPE, "application/apply-patch+yaml")
             .body(object.to_string().into_bytes())
+            .map_err(|error| RequestError::Broken(format!("{path}: {error}")))?;
+        self.call(request).await
+    }
+
+    /// JSON merge patch: has the object at `path` say what is said here, in the name of `manager`; `null` removes.
+    ///
+    /// # Errors
+    /// As of [`Client::call`].
+    pub async fn merge(
+        &self,
+        path: &str,
+        manager: &str,
+        patch: &serde_json::Value,
+    ) -> Result<serde_json::Value, RequestError> {
+        let request = Request::patch(format!("{path}?fieldManager={manager}"))
+            .header(CONTENT_TYPE, "application/merge-patch+json")
+            .body(patch.to_string().into_bytes())
             .map_err(|error| RequestError::Broken(format!("{path}: {error}")))?;
         self.call(request).await
     }
