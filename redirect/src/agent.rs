@@ -84,6 +84,8 @@ struct Agent {
     started: Started,
     /// When the state was last asked for steps.
     asked: Instant,
+    /// Until then nobody is annotated: the API server could not be asked.
+    annotate_after: Instant,
 }
 
 /// Before the first batch nothing is known of the cluster, so nothing is done.
@@ -105,6 +107,7 @@ pub async fn run(parts: Parts, drain: DrainSignal) {
         reported: BTreeSet::new(),
         started: Started::No,
         asked: Instant::now(),
+        annotate_after: Instant::now(),
     };
     agent.reopen().await;
     let mut look = tokio::time::interval(agent.parts.rule_check_interval);
@@ -313,7 +316,7 @@ impl Agent {
                 self.forget(&sandbox);
                 let key = ObjectKey::namespaced(Kind::Pod, namespace.clone(), name.clone());
                 if !self.parts.state.knows(namespace, name)
-                    && let Err(error) = self.parts.status.remove(&key)
+                    && let Err(error) = self.parts.status.forget(&key)
                 {
                     warn!(%error, "status of a pod that is gone");
                 }

@@ -19,9 +19,12 @@ use crate::plan::{Dns, Families, HostOptions};
     about = "Brings the traffic of this node's pods to ztunnel"
 )]
 struct Arguments {
-    /// Where the cluster is described: dir:PATH
-    #[arg(long, env = "SOURCE")]
+    /// Where the cluster is described: `kubernetes`, its API server, or `dir:PATH`, a directory of manifests
+    #[arg(long, env = "SOURCE", default_value = "kubernetes")]
     source: String,
+    /// File that says how to reach the API server; without one, as the pod's own service account
+    #[arg(long, env = "KUBECONFIG")]
+    kubeconfig: Option<PathBuf>,
     /// The node whose pods are ours
     #[arg(long, env = "NODE_NAME")]
     node_name: String,
@@ -92,7 +95,7 @@ struct Arguments {
 
 #[derive(Debug)]
 pub struct Config {
-    pub manifests: PathBuf,
+    pub source: SourceConfig,
     pub node: String,
     pub run_dir: PathBuf,
     pub ztunnel_socket: PathBuf,
@@ -107,6 +110,15 @@ pub struct Config {
     pub release_deadline: Duration,
     pub on_exit: OnExit,
     pub log: LogConfig,
+}
+
+/// Where the cluster's objects come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SourceConfig {
+    /// A directory of manifests.
+    Directory(PathBuf),
+    /// An API server, reached as this kubeconfig says or as the pod's own service account.
+    Kubernetes(Option<PathBuf>),
 }
 
 /// What becomes of the node's own rules.
@@ -130,11 +142,17 @@ impl Config {
 
     fn build(arguments: Arguments) -> Result<Self, ConfigError> {
         let mut wrong = Vec::new();
-        let manifests = match arguments.source.strip_prefix("dir:") {
-            Some(path) if !path.is_empty() => path.into(),
-            _ => {
-                wrong.push(format!("source: {:?} is not dir:PATH", arguments.source));
-                PathBuf::new()
+        let kubeconfig = arguments
+            .kubeconfig
+            .filter(|path| !path.as_os_str().is_empty());
+        let source = match (&*arguments.source, arguments.source.strip_prefix("dir:")) {
+            ("kubernetes", _) => SourceConfig::Kubernetes(kubeconfig),
+            (_, Some(path)) if !path.is_empty() => SourceConfig::Directory(path.into()),
+            (text, _) => {
+                wrong.push(format!(
+                    "source: {text:?} is neither kubernetes nor of the form dir:PATH"
+                ));
+                SourceConfig::Kubernetes(None)
             }
         };
         let selectors = match arguments.enablement_selector.as_deref().map(selectors) {
@@ -163,7 +181,7 @@ impl Config {
             return Err(ConfigError(wrong));
         }
         Ok(Self {
-            manifests,
+            source,
             node: arguments.node_name,
             run_dir: arguments.run_dir,
             ztunnel_socket: arguments.ztunnel_socket,
@@ -241,7 +259,7 @@ fn selectors(yaml: &str) -> Result<Vec<Selector>, String> {
 impl Config {
     pub fn values(&self) -> BTreeMap<&'static str, String> {
         [
-            ("manifests", self.manifests.display().to_string()),
+            ("source", format!("{:?}", self.source)),
             ("node", self.node.clone()),
             ("run_dir", self.run_dir.display().to_string()),
             ("ztunnel_socket", self.ztunnel_socket.display().to_string()),
@@ -308,6 +326,22 @@ mod tests {
         ] {
             assert!(error.contains(part), "{part} is not in: {error}");
         }
+    }
+
+    #[test]
+    fn without_a_directory_the_cluster_is_followed() {
+        let source = |flags: &[&str]| {
+            let all = ["redirect", "--node-name", "a"].iter().chain(flags);
+            let config = Config::build(Arguments::try_parse_from(all).unwrap());
+            config.map(|config| config.source)
+        };
+        assert_eq!(source(&[]).unwrap(), SourceConfig::Kubernetes(None));
+        let file = SourceConfig::Kubernetes(Some("/k".into()));
+        assert_eq!(source(&["--kubeconfig", "/k"]).unwrap(), file);
+        let directory = SourceConfig::Directory("/m".into());
+        assert_eq!(source(&["--source", "dir:/m"]).unwrap(), directory);
+        let error = source(&["--source", "/m"]).unwrap_err().to_string();
+        assert!(error.contains("\"/m\" is neither"), "{error}");
     }
 
     #[test]

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use anyhow::Context;
 use capture::Netns;
-use cluster::{Directory, StatusWriter};
+use cluster::{Api, Connection, Directory, Follow, Kind, Source, StatusWriter};
 use http::StatusCode;
 use ops::admin::{Routes, text};
 use ops::health::Readiness;
 use ops::metrics::{Limits, Metrics};
 use redirect::agent::{self, Host, Parts};
-use redirect::config::{Config, OnExit};
+use redirect::config::{Config, OnExit, SourceConfig};
 use redirect::memory::Memory;
 use redirect::plan::host_plan;
 use redirect::plugin_api;
@@ -102,9 +102,8 @@ async fn run(config: Config) -> anyhow::Result<()> {
         families: config.host.families,
     };
     let (host_netns, on_exit) = (host.netns.clone(), config.on_exit);
-    // Before the node is touched: an agent with a mistaken directory leaves nothing behind.
-    let source = Directory::open(&config.manifests)?;
-    let status = StatusWriter::new(&config.manifests, "redirect")?;
+    // Before the node is touched: an agent with a mistaken source leaves nothing behind.
+    let (source, status) = open_cluster(&config).await?;
     prepare_host(&host).await?;
 
     std::fs::create_dir_all(&config.run_dir)
@@ -160,6 +159,26 @@ async fn run(config: Config) -> anyhow::Result<()> {
         program::remove_host(&host_netns).context("removing the node's rules")?;
     }
     Ok(())
+}
+
+/// What the cluster says, and where the agent's own word goes. Of an API server no more is asked than the pods of this
+/// node, and of namespaces their labels.
+async fn open_cluster(config: &Config) -> anyhow::Result<(Source, StatusWriter)> {
+    const MANAGER: &str = "redirect";
+    let kubeconfig = match &config.source {
+        SourceConfig::Directory(path) => {
+            return Ok((Directory::open(path)?, StatusWriter::new(path, MANAGER)?));
+        }
+        SourceConfig::Kubernetes(kubeconfig) => kubeconfig,
+    };
+    let connection = Connection::open(kubeconfig.as_deref()).await?;
+    let follow = [
+        Follow::all(Kind::Pod).only(format!("spec.nodeName={}", config.node)),
+        Follow::metadata(Kind::Namespace),
+    ];
+    let source = Api::open(&connection, follow)?;
+    let status = StatusWriter::to_server(connection.client()?, MANAGER)?;
+    Ok((source, status))
 }
 
 /// /healthz as soon as the process runs, /readyz once it takes pods, /metrics beside.

@@ -8,6 +8,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use serde_json::json;
 use tokio::runtime::Handle;
@@ -17,6 +18,9 @@ use crate::object::{Kind, ObjectKey};
 use crate::overlay::{
     Partial, PartialFile, PartialMetadata, STATUS_DIRECTORY, Statement, object_directory,
 };
+
+/// How long whoever annotates waits for an API server.
+const ANNOTATE: Duration = Duration::from_secs(2);
 
 /// Why a status could not be written or removed.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +47,16 @@ pub enum StatusError {
         object: ObjectKey,
         source: RequestError,
     },
+}
+
+impl StatusError {
+    /// Whether it is of the way to the API server, and of no object.
+    pub fn is_outage(&self) -> bool {
+        let Self::Request { source, .. } = self else {
+            return false;
+        };
+        source.code().is_none_or(|code| code >= 500)
+    }
 }
 
 /// Whether anything had to be touched, or could be.
@@ -155,6 +169,45 @@ impl StatusWriter {
                 path,
                 source,
             }),
+        }
+    }
+
+    /// Has an annotation of the object with this uid say this, or takes it away: at an API server whoever made it. Gives up
+    /// after two seconds. Beside manifests it is all that this writer says of the object.
+    pub fn annotate(
+        &self,
+        object: &ObjectKey,
+        uid: &str,
+        annotation: &str,
+        value: Option<&str>,
+    ) -> Result<Written, StatusError> {
+        match (&self.place, value) {
+            (Place::Api { client, runtime }, value) => {
+                let said = serde_json::json!({ annotation: value });
+                let annotated = apply::annotate(client, &self.manager, object, uid, &said);
+                let answer = runtime.block_on(async {
+                    let answer = tokio::time::timeout(ANNOTATE, annotated).await;
+                    answer.unwrap_or(Err(RequestError::Silent(ANNOTATE)))
+                });
+                answered(object, answer)
+            }
+            (Place::Directory(_), Some(value)) => {
+                let annotations = [(annotation.to_owned(), value.to_owned())].into();
+                let partial = Partial {
+                    annotations,
+                    ..Partial::default()
+                };
+                self.write(object, uid, &partial)
+            }
+            (Place::Directory(_), None) => self.remove(object),
+        }
+    }
+
+    /// The object is gone. At an API server what was said of it went with it.
+    pub fn forget(&self, object: &ObjectKey) -> Result<Written, StatusError> {
+        match &self.place {
+            Place::Directory(_) => self.remove(object),
+            Place::Api { .. } => Ok(Written::Unchanged),
         }
     }
 

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A real kube-apiserver drives the control plane: what is applied is served, and what becomes of it when the server is
-//! lost, slow or forgetful, or when its objects are none; and how several control planes share
-//! the work.
+//! lost, slow or forgetful, or when its objects are none; how several control planes share the work; and the node agent
+//! beside them.
 
 mod certificates;
 mod conditions;
 mod ground;
 mod kinds;
 mod leader;
+mod node_agent;
 mod objects;
 mod outages;
 mod secrets;

@@ -2,9 +2,9 @@
 //! Steps as they are done for one pod, and what became of them told to the state. A failed step is due again later.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use cluster::{Kind, ObjectKey, Partial};
+use cluster::{Kind, ObjectKey};
 use tracing::{debug, error, info, warn};
 
 use super::{Agent, blocking};
@@ -12,6 +12,9 @@ use crate::memory::Sandbox;
 use crate::plan::{Dns, PodOptions, Reach, pod_plan, reduced_plan};
 use crate::program::{self, Programmed};
 use crate::state::{Continuity, REDIRECTION_ANNOTATION, Redirection};
+
+/// How long an API server that could not be asked is left alone.
+const OUTAGE: Duration = Duration::from_secs(5);
 
 impl Agent {
     pub(super) async fn capture(&mut self, sandbox: &Sandbox, options: PodOptions) {
@@ -164,22 +167,16 @@ impl Agent {
         name: &str,
         value: Option<Redirection>,
     ) {
+        let now = Instant::now();
+        if now < self.annotate_after {
+            self.parts.state.failed(uid, now);
+            return;
+        }
         let key = ObjectKey::namespaced(Kind::Pod, namespace, name);
         let (status, owner) = (self.parts.status.clone(), uid.to_owned());
-        let written = blocking(move || match value {
-            Some(value) => {
-                let annotations =
-                    [(REDIRECTION_ANNOTATION.to_owned(), value.as_str().to_owned())].into();
-                status.write(
-                    &key,
-                    &owner,
-                    &Partial {
-                        annotations,
-                        ..Partial::default()
-                    },
-                )
-            }
-            None => status.remove(&key),
+        let written = blocking(move || {
+            let value = value.map(Redirection::as_str);
+            status.annotate(&key, &owner, REDIRECTION_ANNOTATION, value)
         })
         .await;
         match written {
@@ -193,6 +190,10 @@ impl Agent {
                 self.parts.state.annotated(uid, value);
             }
             Err(cause) => {
+                // The next pod would wait as long, and with it all else.
+                if cause.is_outage() {
+                    self.annotate_after = Instant::now() + OUTAGE;
+                }
                 error!(namespace, name, %cause, "pod could not be annotated");
                 metrics::counter!("redirect_failures_total", "step" => "annotate").increment(1);
                 self.parts.state.failed(uid, Instant::now());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What one writer says of an object, at an API server: server-side apply under the writer's name. The server merges it
-//! with what others say, and takes back what the writer says no more.
+//! What one writer says of an object, at an API server. Status by server-side apply under the writer's name: the server
+//! merges it with what others say, and takes back what the writer says no more. Annotations by a merge patch, which needs
+//! no word of who said them before, and never makes an object that is gone.
 
 use serde_json::{Value, json};
 
@@ -20,21 +21,12 @@ pub(crate) async fn apply(
 ) -> Result<bool, RequestError> {
     let mut met = true;
     if !partial.annotations.is_empty() {
-        let said = json!({ "annotations": partial.annotations });
-        met &= patch(
-            client,
-            manager,
-            object,
-            "",
-            &metadata(object, uid, said),
-            None,
-        )
-        .await?;
+        met &= annotate(client, manager, object, uid, &json!(partial.annotations)).await?;
     }
     if !partial.status.is_empty() {
-        let status = Some(Value::Object(partial.status.clone()));
-        let metadata = metadata(object, uid, json!({}));
-        met &= patch(client, manager, object, "/status", &metadata, status).await?;
+        let status = Value::Object(partial.status.clone());
+        let metadata = metadata(object, uid);
+        met &= apply_status(client, manager, object, &metadata, status).await?;
     }
     Ok(met)
 }
@@ -45,20 +37,30 @@ pub(crate) async fn take_back(
     manager: &str,
     object: &ObjectKey,
 ) -> Result<bool, RequestError> {
-    let metadata = metadata(object, "", json!({}));
-    patch(
-        client,
-        manager,
-        object,
-        "/status",
-        &metadata,
-        Some(json!({})),
-    )
-    .await
+    let metadata = metadata(object, "");
+    apply_status(client, manager, object, &metadata, json!({})).await
 }
 
-fn metadata(object: &ObjectKey, uid: &str, mut said: Value) -> Value {
-    said["name"] = json!(object.name);
+/// Sets annotations of the object with this uid, and removes those that are `null`. False as of [`apply`].
+pub(crate) async fn annotate(
+    client: &Client,
+    manager: &str,
+    object: &ObjectKey,
+    uid: &str,
+    annotations: &Value,
+) -> Result<bool, RequestError> {
+    let patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
+    for version in object.kind.versions() {
+        let path = Follow::all(object.kind).object_path(version, object);
+        if let Some(met) = answered(client.merge(&path, manager, &patch).await)? {
+            return Ok(met);
+        }
+    }
+    Ok(false)
+}
+
+fn metadata(object: &ObjectKey, uid: &str) -> Value {
+    let mut said = json!({ "name": object.name });
     if let Some(namespace) = &object.namespace {
         said["namespace"] = json!(namespace);
     }
@@ -68,13 +70,12 @@ fn metadata(object: &ObjectKey, uid: &str, mut said: Value) -> Value {
     said
 }
 
-async fn patch(
+async fn apply_status(
     client: &Client,
     manager: &str,
     object: &ObjectKey,
-    part: &str,
     metadata: &Value,
-    status: Option<Value>,
+    status: Value,
 ) -> Result<bool, RequestError> {
     let kind = object.kind;
     // Which of the versions is served is not known here; the first that is takes it.
@@ -85,19 +86,24 @@ async fn patch(
             "" => (*version).to_owned(),
             group => format!("{group}/{version}"),
         };
-        let mut body =
-            json!({ "apiVersion": api_version, "kind": kind.as_str(), "metadata": metadata });
-        if let Some(status) = &status {
-            body["status"] = status.clone();
-        }
-        let path = format!("{path}{part}");
-        match client.apply(&path, manager, &body).await {
-            Ok(_) => return Ok(true),
-            Err(error) if error.code() == Some(404) => {}
-            // Another uid: it is another object by now, of which the next look tells.
-            Err(error) if error.code() == Some(409) => return Ok(false),
-            Err(error) => return Err(error),
+        let body = json!({
+            "apiVersion": api_version, "kind": kind.as_str(), "metadata": metadata, "status": status,
+        });
+        let path = format!("{path}/status");
+        if let Some(met) = answered(client.apply(&path, manager, &body).await)? {
+            return Ok(met);
         }
     }
     Ok(false)
+}
+
+/// Whether the object was met; None where there is none in this version.
+fn answered(answer: Result<Value, RequestError>) -> Result<Option<bool>, RequestError> {
+    match answer {
+        Ok(_) => Ok(Some(true)),
+        Err(error) if error.code() == Some(404) => Ok(None),
+        // Another uid: it is another object by now, of which the next look tells.
+        Err(error) if error.code() == Some(409) => Ok(Some(false)),
+        Err(error) => Err(error),
+    }
 }
