@@ -39,6 +39,9 @@ pub use istiod::{
     RootSource, Secret, TokenSource,
 };
 
+/// Whether this build carries what only tests use.
+pub const FOR_TESTS: bool = cfg!(feature = "testing");
+
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub mod testing;
