@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Manifests to resources: whatever is written, ztunnel accepts what comes out; and withdrawing all leaves nothing.
+//! Manifests to resources: whatever is written, ztunnel and the waypoint accept what comes out; and withdrawing all
+//! leaves nothing.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -10,6 +11,7 @@ use istiod_lite::index::Index;
 use istiod_lite::translate::Mesh;
 use libfuzzer_sys::fuzz_target;
 use mesh::{AddressBatch, PolicyBatch, Store, Update};
+use prost::Message as _;
 
 fuzz_target!(|data: &[u8]| {
     let Ok(text) = std::str::from_utf8(data) else {
@@ -83,6 +85,11 @@ fn accept(made: &[Change]) {
     assert!(refused.is_empty(), "{refused:?}");
     let (policies, refused) = PolicyBatch::decode(of(ResourceType::Authorization), Vec::new());
     assert!(refused.is_empty(), "{refused:?}");
+    for Update { name, body } in of(ResourceType::WaypointService) {
+        let message = proto::waypoint::Service::decode(body).expect("it was encoded just now");
+        let compiled = waypoint::route::Service::compile(&message);
+        assert!(compiled.is_ok(), "{name}: {compiled:?}");
+    }
     let mut store = Store::new(Some("node-a"));
     store.apply_policies(policies);
     store.apply_addresses(addresses);

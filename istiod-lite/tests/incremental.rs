@@ -466,3 +466,70 @@ proptest! {
         prop_assert_eq!(held, Held::default());
     }
 }
+
+/// The places that a batch of events has told of.
+fn told(index: &mut Index, events: impl IntoIterator<Item = Object>) -> Vec<String> {
+    let changes = index.apply(events.into_iter().map(Event::Applied));
+    let place = |place: Place| format!("{} {}", place.of.label(), place.name);
+    let mut told: Vec<_> = changes
+        .resources
+        .into_iter()
+        .map(|change| place(change.place))
+        .collect();
+    told.sort();
+    told
+}
+
+#[test]
+fn one_routes_change_is_told_of_its_services_alone_and_so_is_that_of_what_it_leads_to() {
+    let service = |name: &str, port: u16| {
+        object::<kinds::Service>(json!({
+            "metadata": {"name": name, "namespace": "x"},
+            "spec": {"clusterIP": "10.9.0.1", "ports": [{"port": port, "name": "http"}]},
+        }))
+    };
+    let route = |name: &str, parent: &str, path: &str| {
+        object::<kinds::HTTPRoute>(json!({
+            "metadata": {"name": name, "namespace": "x"},
+            "spec": {
+                "parentRefs": [{"group": "", "kind": "Service", "name": parent}],
+                "rules": [{"matches": [{"path": {"value": path}}],
+                           "backendRefs": [{"name": "c", "port": 80}]}]},
+        }))
+    };
+    let mut index = Index::new(mesh());
+    let gateway = json!({
+        "metadata": {"name": "w", "namespace": "x"},
+        "spec": {"listeners": [{"name": "m", "port": 15008, "protocol": "HBONE"}]},
+        "status": {"addresses": [{"type": "IPAddress", "value": "10.9.9.9"}]}});
+    let namespace = json!({"metadata": {"name": "x", "labels": {"istio.io/use-waypoint": "w"}}});
+    told(
+        &mut index,
+        [
+            object::<kinds::Namespace>(namespace),
+            object::<kinds::Gateway>(gateway),
+            service("a", 80),
+            service("b", 80),
+            service("c", 80),
+            route("r", "a", "/1"),
+            route("s", "b", "/1"),
+        ],
+    );
+    let of = |name: &str| format!("waypoint_service x/{name}.x.svc.cluster.local");
+    assert_eq!(told(&mut index, [route("r", "a", "/2")]), [of("a")]);
+    // It passes to another service: both are told.
+    assert_eq!(
+        told(&mut index, [route("r", "b", "/2")]),
+        [of("a"), of("b")]
+    );
+    assert_eq!(
+        told(&mut index, [route("r", "b", "/2")]),
+        Vec::<String>::new()
+    );
+    // The port that both routes lead to is gone: c itself, and b, which has both routes.
+    let address = "address x/c.x.svc.cluster.local".to_owned();
+    assert_eq!(
+        told(&mut index, [service("c", 81)]),
+        [address, of("b"), of("c")]
+    );
+}

@@ -330,3 +330,27 @@ fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_given_what_others_say_of_parents_together_with_what_we_say() {
+        let own = json!([{"controllerName": "own"}]);
+        let mut partial = Partial::default();
+        partial.status.insert("parents".to_owned(), own.clone());
+        assert_eq!(*with_others(&partial), partial);
+        partial.others = vec![json!({"controllerName": "other"})];
+        let whole = with_others(&partial);
+        let both = json!([{"controllerName": "other"}, {"controllerName": "own"}]);
+        assert_eq!(whole.status["parents"], both);
+        // Taking back what we said leaves what they say.
+        partial.status.clear();
+        let whole = with_others(&partial);
+        assert_eq!(
+            whole.status["parents"],
+            json!([{"controllerName": "other"}])
+        );
+    }
+}
