@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::connection::{Client, RequestError};
 use super::protocol::Follow;
-use crate::object::ObjectKey;
+use crate::object::{Kind, ObjectKey};
 use crate::overlay::Partial;
 
 /// Applies what `manager` says of the object with this uid: annotations to the object, all else to its status; a part
@@ -50,8 +50,13 @@ pub(crate) async fn annotate(
     annotations: &Value,
 ) -> Result<bool, RequestError> {
     let patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
+    // By way of its status, which pods allow: whoever has no other right can't change what runs in them.
+    let part = match object.kind {
+        Kind::Pod => "/status",
+        _ => "",
+    };
     for version in object.kind.versions() {
-        let path = Follow::all(object.kind).object_path(version, object);
+        let path = Follow::all(object.kind).object_path(version, object) + part;
         if let Some(met) = answered(client.merge(&path, manager, &patch).await)? {
             return Ok(met);
         }
