@@ -18,6 +18,7 @@
 //! - [`sniff`], [`wire`]: what the wire carries
 //! - [`kubernetes`]: a real API server, without nodes
 //! - [`plane`]: the control plane by itself, and its clients
+//! - [`deploy`]: what is applied to a real cluster
 //! - [`bench`]: measurements that can be repeated
 //! - [`access_log`], [`telemetry`]: what the proxies say they did
 //! - [`manifests`], [`topology`], [`state`], [`tokens`], [`network`], [`namespaces`], [`launch`], [`lifeline`]: what all that stands on
@@ -27,6 +28,7 @@ pub mod authority;
 pub mod bench;
 pub mod binaries;
 pub mod cli;
+pub mod deploy;
 pub mod dns;
 pub mod environment;
 pub mod gateway;

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use super::assets::assets;
 use super::certificates::{USERS, kubeconfig};
 use super::gate::Gate;
-use super::server::{AUDIT, Server};
+use super::server::{AUDIT, ISSUER, Server};
 use crate::environment::Environment;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -87,6 +87,19 @@ impl Cluster {
             })
         };
         whole.lines().map(read).collect()
+    }
+
+    /// For what runs in this pod, with the rights of its account and no others, through the gate.
+    pub async fn kubeconfig_of(&self, pod: &Value) -> Result<PathBuf> {
+        let name = pod["spec"]["serviceAccountName"].as_str();
+        let name = name.context("the pod has no account")?;
+        let token = self.token(pod, ISSUER).await?;
+        let server = format!("https://{}", self.gate.address);
+        let mut file = kubeconfig(self.folder.path(), name, &server);
+        file["users"][0]["user"] = json!({ "token": token });
+        let path = self.folder.path().join(format!("{name}.json"));
+        std::fs::write(&path, file.to_string()).context("cannot write a kubeconfig")?;
+        Ok(path)
     }
 
     /// Room for files of the test's own.
@@ -163,6 +176,22 @@ impl Cluster {
         Ok(())
     }
 
+    /// Asks whether the server would take an object, to the letter: nothing in it that the server would drop or find twice.
+    /// Nothing is stored.
+    ///
+    /// # Errors
+    /// Says what the server has against it.
+    pub async fn check(&self, object: &Value) -> Result<()> {
+        let path = path(object)?;
+        let body = Some(("application/apply-patch+yaml", object));
+        let question =
+            format!("{path}?dryRun=All&fieldValidation=Strict&fieldManager=test&force=true");
+        let checked = self.call(Method::PATCH, &question, body).await;
+        checked
+            .map(drop)
+            .with_context(|| format!("checking {path}"))
+    }
+
     pub async fn get(&self, object: &Value) -> Result<Value> {
         let path = path(object)?;
         let got = self.call(Method::GET, &path, None).await;
@@ -212,13 +241,17 @@ impl Cluster {
         Ok(token.to_owned())
     }
 
-    /// Defines a kind and returns when objects of it can be made.
+    /// Defines a kind that takes anything, and returns when objects of it can be made.
     pub async fn define(&self, kind: Kind) -> Result<()> {
-        let definition = definition(kind);
-        self.put(&definition).await?;
+        self.define_as(kind, &definition(kind)).await
+    }
+
+    /// The same, by a definition of one's own.
+    pub async fn define_as(&self, kind: Kind, definition: &Value) -> Result<()> {
+        self.put(definition).await?;
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let conditions = self.get(&definition).await?["status"]["conditions"].take();
+            let conditions = self.get(definition).await?["status"]["conditions"].take();
             let established = conditions
                 .as_array()
                 .into_iter()
@@ -260,7 +293,30 @@ impl Cluster {
     }
 }
 
-/// The path of an object of a kind that is followed, of a definition of such a kind, of a Secret or a Lease.
+/// Kinds that nobody follows, and that are put into clusters all the same.
+const OTHERS: [(&str, &str, Scope); 11] = [
+    ("ClusterRole", "clusterroles", Scope::Cluster),
+    ("ClusterRoleBinding", "clusterrolebindings", Scope::Cluster),
+    (
+        "CustomResourceDefinition",
+        "customresourcedefinitions",
+        Scope::Cluster,
+    ),
+    ("DaemonSet", "daemonsets", Scope::Namespace),
+    ("Deployment", "deployments", Scope::Namespace),
+    ("Lease", "leases", Scope::Namespace),
+    ("NetworkPolicy", "networkpolicies", Scope::Namespace),
+    (
+        "PodDisruptionBudget",
+        "poddisruptionbudgets",
+        Scope::Namespace,
+    ),
+    ("Role", "roles", Scope::Namespace),
+    ("RoleBinding", "rolebindings", Scope::Namespace),
+    ("Secret", "secrets", Scope::Namespace),
+];
+
+/// The path of an object of a kind that is followed, or of another that tests know.
 ///
 /// # Errors
 /// What is no object of such a kind.
@@ -269,23 +325,13 @@ pub fn path(object: &Value) -> Result<String> {
     let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]));
     let name = text(&object["metadata"]["name"]);
     let group = if version.contains('/') { "apis" } else { "api" };
-    if kind == "CustomResourceDefinition" {
-        return Ok(format!(
-            "/{group}/{version}/customresourcedefinitions/{name}"
-        ));
-    }
-    for (other, plural) in [("Secret", "secrets"), ("Lease", "leases")] {
-        if kind == other {
-            let namespace = text(&object["metadata"]["namespace"]);
-            return Ok(format!(
-                "/{group}/{version}/namespaces/{namespace}/{plural}/{name}"
-            ));
-        }
-    }
-    let known = Kind::ALL.iter().find(|known| known.as_str() == kind);
-    let known = known.with_context(|| format!("kind {kind:?} is not known"))?;
-    let plural = known.plural();
-    Ok(match known.scope() {
+    let followed = Kind::ALL
+        .iter()
+        .map(|known| (known.as_str(), known.plural(), known.scope()));
+    let mut known = followed.chain(OTHERS);
+    let found = known.find(|(known, ..)| *known == kind);
+    let (_, plural, scope) = found.with_context(|| format!("kind {kind:?} is not known"))?;
+    Ok(match scope {
         Scope::Cluster => format!("/{group}/{version}/{plural}/{name}"),
         Scope::Namespace => {
             let namespace = text(&object["metadata"]["namespace"]);

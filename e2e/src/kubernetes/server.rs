@@ -13,8 +13,8 @@ use crate::plane::{free_port, get};
 
 /// Two processors that others use as well make half a minute of a few seconds.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Who issues tokens here.
-const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
+/// Who issues tokens here, and whom tokens for the API server itself are for.
+pub(super) const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 
 /// What is noted of requests that change something, once each is answered.
 pub(super) const AUDIT: &str = "audit.log";

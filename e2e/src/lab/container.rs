@@ -215,7 +215,11 @@ fn field(pod: &Pod, path: &str, known: &Variables) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
+    use crate::topology::Cluster;
+    use crate::{deploy, manifests};
 
     #[test]
     fn variables_are_expanded_as_kubernetes_does() {
@@ -230,5 +234,52 @@ mod tests {
         ] {
             assert_eq!(expand(text, &known), expected, "{text}");
         }
+    }
+
+    /// What the containers of an image are granted, each time it runs.
+    fn grants(objects: &[Value], image: &str) -> Vec<Grant> {
+        let of_pod = |object: &Value| match object["kind"].as_str() {
+            Some("Pod") => Some(object.clone()),
+            _ => deploy::pod_of(object),
+        };
+        let containers = objects.iter().filter_map(of_pod).flat_map(|pod| {
+            let containers = pod["spec"]["containers"].as_array().cloned();
+            containers.unwrap_or_default()
+        });
+        let of_image = |container: &Value| {
+            let name = container["image"].as_str().unwrap_or_default();
+            name.split(':').next() == Some(image)
+        };
+        let words = |value: &Value| -> Vec<String> {
+            serde_json::from_value(value.clone()).unwrap_or_default()
+        };
+        containers
+            .filter(of_image)
+            .map(|container| {
+                let said = &container["securityContext"]["capabilities"];
+                Grant::from_security_context(&words(&said["add"]), &words(&said["drop"])).unwrap()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn daemons_have_the_capabilities_that_a_cluster_grants_them() {
+        let networks = [Cluster::First, Cluster::Second].map(manifests::of_network);
+        let lab = manifests::BUILT_IN.into_iter().chain(networks);
+        let lab: Vec<Value> = lab
+            .flat_map(|(_, text)| manifests::documents(text).unwrap())
+            .collect();
+        let cluster = deploy::objects().unwrap();
+        for image in ["culvert/ztunnel", "culvert/redirect"] {
+            let granted = grants(&cluster, image);
+            assert_eq!(granted.len(), 1, "{image}");
+            let here = grants(&lab, image);
+            assert!(here.len() >= 2, "{image} runs on every node");
+            for grant in here {
+                assert_eq!(grant, granted[0], "{image}");
+            }
+        }
+        let control_plane = grants(&cluster, "culvert/istiod-lite");
+        assert_eq!(control_plane, [super::super::control_plane::GRANT]);
     }
 }

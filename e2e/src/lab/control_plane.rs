@@ -20,6 +20,8 @@ use crate::topology::{CONTROL_PLANE_PORT, Place, SYSTEM_NAMESPACE, TRUST_DOMAIN}
 pub const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 /// The program.
 const PROGRAM: &str = "istiod-lite";
+/// What it may do on its machine.
+pub(super) const GRANT: Grant = Grant::NOTHING;
 
 /// The running control plane, restarted whenever it ends.
 pub struct ControlPlane {
@@ -34,7 +36,7 @@ impl ControlPlane {
             program: programs.of_mesh(PROGRAM)?,
             arguments: arguments(state),
             environment: BTreeMap::new(),
-            grant: Grant::NOTHING,
+            grant: GRANT,
             resolv_conf: None,
             cgroup: None,
         };

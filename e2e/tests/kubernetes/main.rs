@@ -5,6 +5,7 @@
 
 mod certificates;
 mod conditions;
+mod deploy;
 mod ground;
 mod kinds;
 mod leader;

@@ -14,6 +14,7 @@ use capture::seqpacket::SeqPacket;
 use cluster::status::Written;
 use cluster::{Connection, Kind, ObjectKey, StatusWriter};
 use e2e::binaries;
+use e2e::deploy;
 use e2e::environment::Environment;
 use e2e::kubernetes::Cluster;
 use e2e::network::in_namespace;
@@ -61,6 +62,7 @@ impl Node {
         let environment = Environment::of_process();
         let e2e = Path::new(env!("CARGO_BIN_EXE_e2e"));
         let programs = binaries::build_only(&["redirect", "redirect-cni"], &environment, e2e)?;
+        let kubeconfig = kubeconfig(&cluster).await?;
         let netns = Netns::create().context("a node needs root, or `unshare -Urnm`")?;
         let (health, monitoring) = (free_port()?, free_port()?);
         let folder = cluster.folder();
@@ -73,7 +75,7 @@ impl Node {
                 "--node-name=node-a",
                 "--rule-check-interval=1",
             ])
-            .arg(format!("--kubeconfig={}", cluster.kubeconfig().display()))
+            .arg(format!("--kubeconfig={}", kubeconfig.display()))
             .arg(format!("--host-netns={}", path_of(&netns)))
             .arg(format!("--run-dir={}", folder.join("run").display()))
             .arg(format!("--ztunnel-socket={}", socket.display()))
@@ -178,6 +180,24 @@ impl Node {
             false => bail!("{}", String::from_utf8_lossy(&output.stdout)),
         }
     }
+}
+
+/// The agent's way in: the rights that a cluster grants it, and no others.
+async fn kubeconfig(cluster: &Cluster) -> Result<PathBuf> {
+    let agent = running(
+        "istio-system",
+        "istio-cni-node-a",
+        "istio-cni",
+        "node-a",
+        "10.0.0.1",
+    );
+    let files = deploy::files()?;
+    let granted = files.iter().find(|(name, _)| name == "redirect.yaml");
+    let (_, granted) = granted.context("deploy/base has no redirect.yaml")?;
+    for object in granted.iter().chain([&agent]) {
+        cluster.put(object).await?;
+    }
+    cluster.kubeconfig_of(&agent).await
 }
 
 /// The network namespace of a pod, as a runtime makes it.
