@@ -23,14 +23,19 @@ const WORKSPACE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 /// The figures, beside the other results.
 const FIGURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/bench/instructions.json");
 
-/// Each work with the two numbers of times.
-const CASES: [(&str, u64, u64); 6] = [
-    ("record-16k", 4, 36),
-    ("record-64", 50, 550),
-    ("frames-64", 5, 105),
-    ("connect-request", 10, 310),
-    ("route", 30, 630),
-    ("authorize", 30, 630),
+/// Programs that do the work: examples of ztunnel and of waypoint.
+const PROGRAMS: [&str; 2] = ["instructions", "waypoint_instructions"];
+
+/// Each work with the program that does it and the two numbers of times.
+const CASES: [(&str, &str, u64, u64); 8] = [
+    ("record-16k", PROGRAMS[0], 4, 36),
+    ("record-64", PROGRAMS[0], 50, 550),
+    ("frames-64", PROGRAMS[0], 5, 105),
+    ("connect-request", PROGRAMS[0], 10, 310),
+    ("route", PROGRAMS[0], 30, 630),
+    ("authorize", PROGRAMS[0], 30, 630),
+    ("request-1", PROGRAMS[1], 30, 630),
+    ("request-1000", PROGRAMS[1], 30, 630),
 ];
 
 /// How to compare.
@@ -97,10 +102,12 @@ impl Verdict {
 
 /// Counts and compares. Returns whether every figure is as on file.
 pub fn run(plan: &Plan, environment: &Environment) -> Result<bool> {
-    let program = build(environment)?;
+    let programs = build(environment)?;
     let mut counted = BTreeMap::new();
-    for (case, few, many) in CASES {
-        let (few_cost, many_cost) = (count(&program, case, few)?, count(&program, case, many)?);
+    for (case, program, few, many) in CASES {
+        let program = programs.get(program);
+        let program = program.with_context(|| format!("cargo names no program for {case}"))?;
+        let (few_cost, many_cost) = (count(program, case, few)?, count(program, case, many)?);
         let difference = many_cost.checked_sub(few_cost);
         let difference = difference.with_context(|| format!("{case}: more work took less"))?;
         counted.insert(case.to_owned(), difference / (many - few));
@@ -158,25 +165,26 @@ fn table(before: &Figures, now: &Figures, tolerance: f64) -> (String, bool) {
     (text, good)
 }
 
-/// Builds the program that does the work, with the features of the whole workspace, as the tests have been.
-fn build(environment: &Environment) -> Result<PathBuf> {
+/// Builds the programs that do the work, with the features of the whole workspace, as the tests have been.
+fn build(environment: &Environment) -> Result<BTreeMap<String, PathBuf>> {
     let mut command = Command::new(environment.cargo()?);
     command
         .current_dir(WORKSPACE)
-        .args(["build", "--workspace", "--example", "instructions"])
+        .args(["build", "--workspace"])
+        .args(PROGRAMS.map(|program| format!("--example={program}")))
         .args(["--message-format", "json-render-diagnostics", "--quiet"])
         .stdin(Stdio::null())
         .stderr(Stdio::inherit());
     let output = command.output().context("cannot run cargo")?;
     ensure!(output.status.success(), "building the work failed");
     let messages = String::from_utf8_lossy(&output.stdout);
-    let program = messages.lines().find_map(|line| {
+    let programs = messages.lines().filter_map(|line| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
-        let wanted = message["target"]["name"] == "instructions";
-        let program = message["executable"].as_str().filter(|_| wanted)?;
-        Some(PathBuf::from(program))
+        let name = message["target"]["name"].as_str()?.to_owned();
+        let program = message["executable"].as_str()?;
+        Some((name, PathBuf::from(program)))
     });
-    program.context("cargo names no program `instructions`")
+    Ok(programs.collect())
 }
 
 fn compiler(environment: &Environment) -> Result<String> {
