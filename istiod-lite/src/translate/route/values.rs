@@ -6,7 +6,7 @@ use std::time::Duration;
 use regex::bytes::RegexBuilder;
 
 /// Compiled, an expression may take this many bytes: as many as the waypoint grants it.
-const MAX_EXPRESSION_BYTES: usize = 1 << 20;
+const MAX_EXPRESSION_BYTES: usize = 1 << 18;
 
 /// Reads a duration: up to four groups of 1 to 5 digits with `h`, `m`, `s` or `ms` behind (GEP-2257).
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
