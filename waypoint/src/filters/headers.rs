@@ -31,6 +31,9 @@ pub enum BadEdit {
     /// A rewrite of the host name says that.
     #[error("the host is changed by a rewrite, not by a header")]
     Host,
+    /// The waypoint's own word, which backends trust.
+    #[error("{0} says who the client is, which no route may")]
+    Identity(HeaderName),
     /// Two things to do with one header.
     #[error("more than one action on {0}")]
     Several(HeaderName),
@@ -114,12 +117,18 @@ fn values(
     Ok(values.into())
 }
 
+/// Who the client is, proven by its tunnel. A route of a client's own namespace must not say otherwise to a service.
+const IDENTITY: HeaderName = HeaderName::from_static("x-forwarded-client-cert");
+
 /// A header that a route may have a say in.
 pub(crate) fn route_header(text: &str) -> Result<HeaderName, BadEdit> {
     let name = HeaderName::from_bytes(text.as_bytes());
     let name = name.map_err(|_| BadEdit::Name(text.to_owned()))?;
     if name == header::HOST {
         return Err(BadEdit::Host);
+    }
+    if name == IDENTITY {
+        return Err(BadEdit::Identity(name));
     }
     if OF_CONNECTION.contains(&name) {
         return Err(BadEdit::Connection(name));
@@ -302,6 +311,13 @@ mod tests {
             why("remove :authority"),
             "\":authority\" is not a header's name"
         );
+        for action in ["set", "add", "remove"] {
+            let expected = "x-forwarded-client-cert says who the client is, which no route may";
+            assert_eq!(
+                why(&format!("{action} X-Forwarded-Client-Cert: URI=a")),
+                expected
+            );
+        }
         assert_eq!(
             why("set hOST: evil"),
             "the host is changed by a rewrite, not by a header"

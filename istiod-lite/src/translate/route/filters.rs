@@ -158,6 +158,8 @@ fn modifier(headers: &kinds::HeaderFilter, at: &str, faults: &mut Faults) -> wir
             let name = one.name.to_ascii_lowercase();
             if !values::is_token(&name) {
                 faults.add(at, format!("{:?} is no name of a header", one.name));
+            } else if let Some(why) = values::why_unchangeable(&name) {
+                faults.add(at, format!("{name} {why}"));
             } else if !values::is_header_value(&one.value) {
                 faults.add(
                     at,
@@ -185,6 +187,8 @@ fn modifier(headers: &kinds::HeaderFilter, at: &str, faults: &mut Faults) -> wir
         let lower = name.to_ascii_lowercase();
         if !values::is_token(name) {
             faults.add(at, format!("{name:?} is no name of a header"));
+        } else if let Some(why) = values::why_unchangeable(&lower) {
+            faults.add(at, format!("{lower} {why}"));
         } else if removed.insert(lower.clone()) {
             if !named.insert(lower) {
                 faults.add(at, format!("{name} is changed in two ways"));

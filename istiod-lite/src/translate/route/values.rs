@@ -52,6 +52,17 @@ pub(super) fn is_token(text: &str) -> bool {
     (1..=256).contains(&text.len()) && text.bytes().all(token)
 }
 
+/// Why a header is not a route's to change, by its name in lower case; the waypoint refuses the same ones.
+pub(super) fn why_unchangeable(name: &str) -> Option<&'static str> {
+    match name {
+        "host" => Some("is changed by a URLRewrite"),
+        "x-forwarded-client-cert" => Some("says who the client is, which no route may"),
+        "connection" | "content-length" | "http2-settings" | "keep-alive" | "proxy-connection"
+        | "te" | "trailer" | "transfer-encoding" | "upgrade" => Some("is the connection's"),
+        _ => None,
+    }
+}
+
 /// Whether a text can be the value of a header: no control characters, no blanks around it (RFC 9110, 5.5).
 pub(super) fn is_header_value(text: &str) -> bool {
     let blank = |c: char| c == ' ' || c == '\t';

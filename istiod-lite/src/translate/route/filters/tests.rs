@@ -90,6 +90,24 @@ fn a_header_is_changed_in_one_way_and_the_first_of_a_list_counts() {
 }
 
 #[test]
+fn no_route_says_where_a_message_ends_or_who_sent_it() {
+    let value = |name: &str| json!({"name": name, "value": "1"});
+    let headers = json!({
+        "set": [value("Host"), value("X-Forwarded-Client-Cert")],
+        "add": [value("Transfer-Encoding")], "remove": ["TE", "x-forwarded-for"]});
+    let filter = one("RequestHeaderModifier", "requestHeaderModifier", headers);
+    refused(
+        json!([filter]),
+        &[
+            "r.filters[0].set[0]: host is changed by a URLRewrite",
+            "r.filters[0].set[1]: x-forwarded-client-cert says who the client is, which no route may",
+            "r.filters[0].add[0]: transfer-encoding is the connection's",
+            "r.filters[0].remove[0]: te is the connection's",
+        ],
+    );
+}
+
+#[test]
 fn what_is_not_known_or_not_filled_in_is_refused() {
     refused(
         json!([{"type": "Teapot"}]),
