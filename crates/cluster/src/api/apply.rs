@@ -109,6 +109,10 @@ fn answered(answer: Result<Value, RequestError>) -> Result<Option<bool>, Request
         Err(error) if error.code() == Some(404) => Ok(None),
         // Another uid: it is another object by now, of which the next look tells.
         Err(error) if error.code() == Some(409) => Ok(Some(false)),
+        // The same, where the way goes through the object's status.
+        Err(RequestError::Refused {
+            code: 422, message, ..
+        }) if message.contains("metadata.uid") => Ok(Some(false)),
         Err(error) => Err(error),
     }
 }
