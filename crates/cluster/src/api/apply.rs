@@ -57,7 +57,16 @@ pub(crate) async fn annotate(
     };
     for version in object.kind.versions() {
         let path = Follow::all(object.kind).object_path(version, object) + part;
-        if let Some(met) = answered(client.merge(&path, manager, &patch).await)? {
+        let answer = match client.merge(&path, manager, &patch).await {
+            // Of a patch, this is how a server says that the object has another uid.
+            Err(RequestError::Refused {
+                code: 422, message, ..
+            }) if message.contains("metadata.uid") => {
+                return Ok(false);
+            }
+            answer => answer,
+        };
+        if let Some(met) = answered(answer)? {
             return Ok(met);
         }
     }
