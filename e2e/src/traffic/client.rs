@@ -23,6 +23,9 @@ pub enum Conversation {
         target: SocketAddr,
         #[arg(default_value = "/")]
         path: String,
+        /// A header to send, as `name: value`; may be given again
+        #[arg(long = "header")]
+        headers: Vec<String>,
     },
     /// Find the address that a name leads to, as any application would, and leave it at that
     Lookup {
@@ -119,7 +122,11 @@ const STALL: Duration = Duration::from_secs(60);
 pub async fn converse(conversation: &Conversation) -> Report {
     let started = Instant::now();
     let mut report = match conversation {
-        Conversation::Get { target, path } => get(*target, path).await,
+        Conversation::Get {
+            target,
+            path,
+            headers,
+        } => get(*target, path, headers).await,
         Conversation::Lookup { target } => Progress::new(*target).end(Ok(())),
         Conversation::Echo { target, volume } => echo(*target, volume).await,
         Conversation::Greet { target } => greet(*target).await,
@@ -170,11 +177,11 @@ impl Progress {
     }
 }
 
-async fn get(target: SocketAddr, path: &str) -> Report {
+async fn get(target: SocketAddr, path: &str, headers: &[String]) -> Report {
     let mut progress = Progress::new(target);
     let outcome = async {
         let stream = progress.connect(target).await?;
-        let answer = within(http::get(stream, &target.to_string(), path)).await?;
+        let answer = within(http::get_with(stream, &target.to_string(), path, headers)).await?;
         progress.report.received = answer.body.len() as u64;
         progress.report.answer = Some(answer.body);
         if answer.status == 200 {

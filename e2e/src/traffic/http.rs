@@ -24,9 +24,24 @@ pub async fn get(
     host: &str,
     path: &str,
 ) -> io::Result<Answer> {
+    get_with(stream, host, path, &[]).await
+}
+
+/// The same with more headers, each a line.
+pub async fn get_with(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    host: &str,
+    path: &str,
+    headers: &[String],
+) -> io::Result<Answer> {
     let mut stream = BufReader::new(stream);
-    let request =
-        format!("GET {path} HTTP/1.1\r\nhost: {host}\r\naccept: */*\r\nconnection: close\r\n\r\n");
+    let mut request =
+        format!("GET {path} HTTP/1.1\r\nhost: {host}\r\naccept: */*\r\nconnection: close\r\n");
+    for header in headers {
+        request.push_str(header);
+        request.push_str("\r\n");
+    }
+    request.push_str("\r\n");
     stream.write_all(request.as_bytes()).await?;
     stream.flush().await?;
     let head = read_head(&mut stream).await?;

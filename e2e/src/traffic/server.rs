@@ -200,10 +200,11 @@ async fn page(stream: TcpStream, peer: SocketAddr, shared: &Shared) -> io::Resul
     }
     let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
     let local = SocketAddr::new(local.ip().to_canonical(), local.port());
-    let body =
-        serde_json::json!({"pod": shared.name, "client": peer, "server": local, "path": path})
-            .to_string()
-            + "\n";
+    let headers = head.get(1..).unwrap_or_default();
+    let body = serde_json::json!({
+        "pod": shared.name, "client": peer, "server": local, "path": path, "headers": headers,
+    });
+    let body = body.to_string() + "\n";
     http::answer(&mut stream, 200, "application/json", &body).await
 }
 

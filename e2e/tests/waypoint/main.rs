@@ -5,4 +5,6 @@
 #![expect(clippy::unwrap_used, reason = "a test's helpers may end the test")]
 
 mod ground;
+mod http;
+mod routes;
 mod tcp;
