@@ -57,16 +57,7 @@ pub(crate) async fn annotate(
     };
     for version in object.kind.versions() {
         let path = Follow::all(object.kind).object_path(version, object) + part;
-        let answer = match client.merge(&path, manager, &patch).await {
-            // Of a patch, this is how a server says that the object has another uid.
-            Err(RequestError::Refused {
-                code: 422, message, ..
-            }) if message.contains("metadata.uid") => {
-                return Ok(false);
-            }
-            answer => answer,
-        };
-        if let Some(met) = answered(answer)? {
+        if let Some(met) = answered(client.merge(&path, manager, &patch).await)? {
             return Ok(met);
         }
     }
@@ -118,7 +109,7 @@ fn answered(answer: Result<Value, RequestError>) -> Result<Option<bool>, Request
         Err(error) if error.code() == Some(404) => Ok(None),
         // Another uid: it is another object by now, of which the next look tells.
         Err(error) if error.code() == Some(409) => Ok(Some(false)),
-        // The same, where the way goes through the object's status.
+        // The same, of a patch.
         Err(RequestError::Refused {
             code: 422, message, ..
         }) if message.contains("metadata.uid") => Ok(Some(false)),
