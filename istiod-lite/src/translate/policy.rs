@@ -57,6 +57,14 @@ pub fn translate(policy: &kinds::AuthorizationPolicy, root_namespace: &str) -> R
     let mut problems = structure_problems(spec);
     let targeted = spec.target_ref.is_some() || !spec.target_refs.is_empty();
     if targeted && spec.selector.is_none() {
+        let field = match spec.target_ref {
+            Some(_) => "spec.targetRef",
+            None => "spec.targetRefs",
+        };
+        problems.push(Problem::new(
+            field.to_owned(),
+            "names what a waypoint serves, and waypoints do not evaluate policies yet: nothing enforces this one",
+        ));
         let facts = Policy {
             reach: Reach::All,
             authorization: None,
