@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow};
 use identity::{
     AuthenticatedChannel, Certificates, ControlPlane, ControlPlaneConfig, ControlPlaneError,
-    IstioCa, RootSource, TokenSource,
+    IstioCa, TokenSource,
 };
 use ops::admin::Routes;
 use ops::health::{Readiness, ReadyHandle};
@@ -31,7 +31,7 @@ use tracing::{info, warn};
 
 use crate::admin;
 use crate::authorize;
-use crate::config::{Config, Endpoint, Root};
+use crate::config::{Config, Endpoint};
 use crate::destination::own_workload;
 use crate::listener;
 use crate::node::node;
@@ -198,27 +198,7 @@ fn listen(port: u16) -> anyhow::Result<TcpListener> {
 }
 
 fn describe(metrics: &Metrics, version: &str) {
-    for (name, help) in [
-        ("istio_build", "Istio component build info"),
-        (
-            "istio_xds_connection_terminations_total",
-            "The total number of completed connections to xDS (unstable)",
-        ),
-        (
-            "istio_xds_message_total",
-            "The total number of messages received (unstable)",
-        ),
-        (
-            "istio_xds_message_bytes_total",
-            "The total number of bytes received (unstable)",
-        ),
-        (
-            "culvert_xds_resources_refused_total",
-            "Resources of the control plane that were refused",
-        ),
-    ] {
-        metrics.describe(name, help);
-    }
+    metrics.describe("istio_build", "Istio component build info");
     let build = [("component", "waypoint"), ("tag", version)];
     metrics.gauge("istio_build", &build).set(1.0);
 }
@@ -247,11 +227,7 @@ fn certificates(config: &Config) -> anyhow::Result<Certificates> {
 fn control_plane(config: &Config, endpoint: &Endpoint) -> Result<ControlPlane, ControlPlaneError> {
     ControlPlane::new(ControlPlaneConfig {
         address: endpoint.address.clone(),
-        root: match &endpoint.root {
-            Root::File(path) => RootSource::File(path.clone()),
-            Root::Inline(pem) => RootSource::Inline(pem.clone()),
-            Root::System => RootSource::System,
-        },
+        root: endpoint.root.clone(),
         token: TokenSource::File(config.token.clone()),
         cluster_id: config.own.cluster_id.to_string(),
         alt_hostname: None,
@@ -275,37 +251,9 @@ fn follow_control_plane(
         Box::new(Authorizations(Arc::clone(state))),
         Box::new(Services::new(Arc::clone(state))),
     ];
-    let observer = XdsMetrics(metrics.clone());
+    let observer = xds::Counted::new(metrics.clone());
     let client = xds::Client::new(connect, node(&config.own), handlers, observer);
     let synced = client.synced();
     tokio::spawn(client.run());
     Ok(synced)
-}
-
-struct XdsMetrics(Metrics);
-
-impl xds::Observer for XdsMetrics {
-    fn terminated(&mut self, why: xds::Termination) {
-        self.0
-            .counter(
-                "istio_xds_connection_terminations_total",
-                &[("reason", why.label())],
-            )
-            .increment(1);
-    }
-
-    fn message(&mut self, type_url: &str, bytes: usize) {
-        self.0
-            .counter("istio_xds_message_total", &[("url", type_url)])
-            .increment(1);
-        self.0
-            .counter("istio_xds_message_bytes_total", &[("url", type_url)])
-            .increment(bytes as u64);
-    }
-
-    fn refused(&mut self, type_url: &str, resources: usize) {
-        self.0
-            .counter("culvert_xds_resources_refused_total", &[("url", type_url)])
-            .increment(resources as u64);
-    }
 }

@@ -12,6 +12,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use identity::RootSource;
+use ops::logging::{Format, LogConfig};
+use ops::program;
 use ops::variables::{ConfigError, Reader};
 use spiffe::{SpiffeId, TrustDomain};
 
@@ -36,7 +39,7 @@ pub struct Config {
     pub limits: Limits,
     pub drain_deadline: Duration,
     pub workers: usize,
-    pub log: Log,
+    pub log: LogConfig,
     pub ports: Ports,
     /// Variable and value as used; for the start-up log and the configuration dump.
     pub effective: BTreeMap<String, String>,
@@ -63,14 +66,7 @@ pub struct Own {
 #[derive(Debug, Clone)]
 pub struct Endpoint {
     pub address: String,
-    pub root: Root,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Root {
-    File(PathBuf),
-    Inline(String),
-    System,
+    pub root: RootSource,
 }
 
 /// What may be open at a time.
@@ -80,12 +76,6 @@ pub struct Limits {
     pub connections: usize,
     /// Per worker.
     pub requests_per_endpoint: usize,
-}
-
-#[derive(Debug, Clone)]
-pub struct Log {
-    pub filter: String,
-    pub format: ops::logging::Format,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -208,20 +198,13 @@ fn endpoint(reader: &mut Reader<'_>, address: &str, root: &str) -> Endpoint {
     if text.is_empty() {
         reader.mistake(address, "must not be empty");
     }
+    let source = reader.text_with_default(root).into();
+    if matches!(source, RootSource::Inline(_)) {
+        reader.effective(root, "inline PEM");
+    }
     Endpoint {
         address: reader.https(address, &text),
-        root: {
-            let given = reader.text_with_default(root);
-            if given == "SYSTEM" {
-                Root::System
-            } else if given.contains("-----BEGIN") {
-                reader.effective(root, "inline PEM");
-                Root::Inline(given)
-            } else {
-                // The file may appear later than this process, as mounted files do; it is read at each connection.
-                Root::File(given.into())
-            }
-        },
+        root: source,
     }
 }
 
@@ -252,21 +235,32 @@ fn workers(reader: &mut Reader<'_>, cpus: usize) -> usize {
     threads.unwrap_or_else(|| cpus.max(2))
 }
 
-fn log(reader: &mut Reader<'_>) -> Log {
+fn log(reader: &mut Reader<'_>) -> LogConfig {
     let format = match &*reader.text_with_default("LOG_FORMAT") {
-        "json" => ops::logging::Format::Json,
-        "plain" => ops::logging::Format::Plain,
+        "json" => Format::Json,
+        "plain" => Format::Plain,
         other => {
             reader.mistake(
                 "LOG_FORMAT",
                 &format!("{other:?} is not one of plain, json"),
             );
-            ops::logging::Format::Plain
+            Format::Plain
         }
     };
-    Log {
+    LogConfig {
         filter: reader.text_with_default("RUST_LOG"),
         format,
+        always: "",
+    }
+}
+
+impl program::Config for Config {
+    fn log(&self) -> &LogConfig {
+        &self.log
+    }
+
+    fn effective(&self) -> &BTreeMap<String, String> {
+        &self.effective
     }
 }
 

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How this process introduces itself to the control plane.
 
-use std::collections::BTreeMap;
-
-use prost_types::value::Kind;
-use prost_types::{ListValue, Struct, Value};
 use proto::ads;
+use serde_json::json;
 
 use crate::config::Own;
 
@@ -15,65 +12,26 @@ const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
 /// Fixed keys first; metadata of the configuration wins over them.
 pub fn node(own: &Own) -> ads::Node {
     let address = own.address.to_string();
-    let (pod, namespace) = (&own.pod, &own.namespace);
-    let labels = BTreeMap::from([(GATEWAY_NAME.to_owned(), text(&own.gateway))]);
     let fixed = [
-        ("NAME", text(pod)),
-        ("NAMESPACE", text(namespace)),
-        ("SERVICE_ACCOUNT", text(&own.service_account)),
-        ("INSTANCE_IPS", text(&address)),
-        ("NODE_NAME", text(&own.node)),
-        ("CLUSTER_ID", text(&own.cluster_id)),
-        ("NETWORK", text(&own.network)),
-        ("LABELS", object(labels)),
+        ("NAME", json!(own.pod)),
+        ("NAMESPACE", json!(own.namespace)),
+        ("SERVICE_ACCOUNT", json!(own.service_account)),
+        ("INSTANCE_IPS", json!(address)),
+        ("NODE_NAME", json!(own.node)),
+        ("CLUSTER_ID", json!(own.cluster_id)),
+        ("NETWORK", json!(own.network)),
+        ("LABELS", json!({ GATEWAY_NAME: own.gateway })),
     ];
-    let mut fields: BTreeMap<String, Value> = fixed
-        .into_iter()
-        .map(|(key, value)| (key.to_owned(), value))
-        .collect();
-    for (key, json) in &own.metadata {
-        fields.insert(key.clone(), value(json));
-    }
-    ads::Node {
-        // The suffix is literal, whatever the cluster's domain is called.
-        id: format!("waypoint~{address}~{pod}.{namespace}~{namespace}.svc.cluster.local"),
-        metadata: Some(Struct { fields }),
-        ..ads::Node::default()
-    }
-}
-
-fn text(text: &str) -> Value {
-    of(Kind::StringValue(text.to_owned()))
-}
-
-fn object(fields: BTreeMap<String, Value>) -> Value {
-    of(Kind::StructValue(Struct { fields }))
-}
-
-fn of(kind: Kind) -> Value {
-    Value { kind: Some(kind) }
-}
-
-fn value(json: &serde_json::Value) -> Value {
-    match json {
-        serde_json::Value::Null => of(Kind::NullValue(0)),
-        serde_json::Value::Bool(value) => of(Kind::BoolValue(*value)),
-        serde_json::Value::Number(number) => {
-            of(Kind::NumberValue(number.as_f64().unwrap_or_default()))
-        }
-        serde_json::Value::String(string) => text(string),
-        serde_json::Value::Array(items) => of(Kind::ListValue(ListValue {
-            values: items.iter().map(value).collect(),
-        })),
-        serde_json::Value::Object(map) => {
-            let fields = map.iter().map(|(key, json)| (key.clone(), value(json)));
-            object(fields.collect())
-        }
-    }
+    let itself = (&*address, &*own.pod, &*own.namespace);
+    xds::node("waypoint", itself, fixed, &own.metadata)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use prost_types::value::Kind;
+
     use super::*;
 
     #[test]
@@ -97,10 +55,11 @@ mod tests {
             "waypoint~10.0.0.7~wp-1.shop~shop.svc.cluster.local"
         );
         let fields = node.metadata.unwrap().fields;
+        let text = |text: &str| Some(Kind::StringValue(text.into()));
         let Some(Kind::StructValue(labels)) = &fields["LABELS"].kind else {
             panic!("labels are an object");
         };
-        assert_eq!(labels.fields[GATEWAY_NAME], text("wp"));
-        assert_eq!(fields["NAMESPACE"], text("shop"));
+        assert_eq!(labels.fields[GATEWAY_NAME].kind, text("wp"));
+        assert_eq!(fields["NAMESPACE"].kind, text("shop"));
     }
 }

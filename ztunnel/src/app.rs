@@ -26,7 +26,7 @@ use tokio::runtime::Handle;
 use tracing::{info, warn};
 
 use crate::admin::{self, Shown};
-use crate::config::{Config, Endpoint, Following, Local, Root, Token};
+use crate::config::{Config, Endpoint, Following, Local, Token};
 use crate::crl::Crl;
 use crate::dns::Resolver;
 use crate::dns::upstreams::Upstreams;
@@ -73,7 +73,7 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
     if let Some(crl) = crl {
         tokio::spawn(crl.follow(certificates.clone()));
     }
-    if let Root::File(path) = &config.ca.root {
+    if let RootSource::File(path) = &config.ca.root {
         tokio::spawn(roots::follow(path.clone(), certificates.clone()));
     }
     let mesh = Arc::new(MeshState::new(Store::new(config.node.name.as_deref())));
@@ -242,22 +242,6 @@ fn describe(metrics: &Metrics, version: &str) {
     for (name, help) in [
         ("istio_build", "Istio component build info"),
         (
-            "istio_xds_connection_terminations_total",
-            "The total number of completed connections to xDS (unstable)",
-        ),
-        (
-            "istio_xds_message_total",
-            "The total number of messages received (unstable)",
-        ),
-        (
-            "istio_xds_message_bytes_total",
-            "The total number of bytes received (unstable)",
-        ),
-        (
-            "culvert_xds_resources_refused_total",
-            "Resources of the control plane that were refused",
-        ),
-        (
             "workload_manager_active_proxy_count",
             "The number of pods that are served (unstable)",
         ),
@@ -311,11 +295,7 @@ fn certificates(config: &Config, revocation: Option<Revocation>) -> anyhow::Resu
 fn control_plane(config: &Config, endpoint: &Endpoint) -> Result<ControlPlane, ControlPlaneError> {
     ControlPlane::new(ControlPlaneConfig {
         address: endpoint.address.clone(),
-        root: match &endpoint.root {
-            Root::File(path) => RootSource::File(path.clone()),
-            Root::Inline(pem) => RootSource::Inline(pem.clone()),
-            Root::System => RootSource::System,
-        },
+        root: endpoint.root.clone(),
         token: match &config.token {
             Token::File(path) => TokenSource::File(path.clone()),
             Token::Literal(token) => TokenSource::Literal(token.clone().into()),
@@ -372,37 +352,9 @@ fn follow_control_plane(
         connect,
         node(&config.node),
         handlers,
-        XdsMetrics(metrics.clone()),
+        xds::Counted::new(metrics.clone()),
     );
     let synced = client.synced();
     tokio::spawn(client.run());
     Ok(Some(synced))
-}
-
-struct XdsMetrics(Metrics);
-
-impl xds::Observer for XdsMetrics {
-    fn terminated(&mut self, why: xds::Termination) {
-        self.0
-            .counter(
-                "istio_xds_connection_terminations_total",
-                &[("reason", why.label())],
-            )
-            .increment(1);
-    }
-
-    fn message(&mut self, type_url: &str, bytes: usize) {
-        self.0
-            .counter("istio_xds_message_total", &[("url", type_url)])
-            .increment(1);
-        self.0
-            .counter("istio_xds_message_bytes_total", &[("url", type_url)])
-            .increment(bytes as u64);
-    }
-
-    fn refused(&mut self, type_url: &str, resources: usize) {
-        self.0
-            .counter("culvert_xds_resources_refused_total", &[("url", type_url)])
-            .increment(resources as u64);
-    }
 }

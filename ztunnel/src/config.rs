@@ -16,6 +16,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use identity::RootSource;
+use ops::logging::LogConfig;
+use ops::program;
 use ops::variables::Reader;
 pub use ops::variables::{ConfigError, Mistake};
 
@@ -61,7 +64,7 @@ pub struct Config {
     pub drain_deadline: Duration,
     pub handover: Handover,
     pub workers: usize,
-    pub log: Log,
+    pub log: LogConfig,
     pub ports: Ports,
     /// Variable and value as used, secrets left out; for the start-up log and the configuration dump.
     pub effective: BTreeMap<String, String>,
@@ -85,7 +88,7 @@ pub struct Node {
 #[derive(Debug, Clone)]
 pub struct Endpoint {
     pub address: String,
-    pub root: Root,
+    pub root: RootSource,
     pub alt_hostname: Option<String>,
     pub headers: Vec<(String, String)>,
 }
@@ -97,13 +100,6 @@ pub enum Following {
     Everything,
     /// This node's workloads, and what its connections ask for.
     OnDemand,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Root {
-    File(PathBuf),
-    Inline(String),
-    System,
 }
 
 #[derive(Clone, PartialEq, Eq)]
@@ -233,18 +229,6 @@ pub enum DecisionLog {
     Debug,
 }
 
-#[derive(Debug, Clone)]
-pub struct Log {
-    pub filter: String,
-    pub format: LogFormat,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogFormat {
-    Plain,
-    Json,
-}
-
 #[derive(Debug, Clone, Copy)]
 pub struct Ports {
     pub admin: u16,
@@ -315,3 +299,13 @@ impl Config {
 
 #[cfg(test)]
 mod tests;
+
+impl program::Config for Config {
+    fn log(&self) -> &LogConfig {
+        &self.log
+    }
+
+    fn effective(&self) -> &BTreeMap<String, String> {
+        &self.effective
+    }
+}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How a process runs: variables, logs, metrics, health, admin, followed files, proxy threads, the accept loop and who may
+//! How a process runs: its main, variables, logs, metrics, health, admin, followed files, proxy threads, the accept loop and who may
 //! stand before it, drain.
 //!
 //! Every daemon of the mesh is watched and stopped in the same way; what is particular to one of them does not belong
@@ -11,6 +11,7 @@ pub mod health;
 pub mod lobby;
 pub mod logging;
 pub mod metrics;
+pub mod program;
 pub mod serve;
 pub mod shutdown;
 pub mod variables;

@@ -85,6 +85,7 @@ impl Workers {
     /// # Errors
     /// Where the system gives no further runtime or thread.
     pub fn start(count: usize) -> io::Result<Self> {
+        tracing::info!(count, "proxy workers");
         let stop = watch::Sender::new(());
         let mut workers = Vec::with_capacity(count);
         for index in 0..count {

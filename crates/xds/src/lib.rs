@@ -19,6 +19,12 @@ pub use subscription::{
     Delivery, Pending, Rejection, Resource, Subscription, change_keys, refuse_unknown_type,
 };
 
+mod node;
+pub use node::node;
+
+mod counted;
+pub use counted::Counted;
+
 mod demand;
 pub use demand::{Demand, MAX_KEYS, TooManyKeys};
 

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use super::proxy_config::ProxyConfig;
 use super::{
-    AppTunnel, Dns, Endpoint, Following, Handover, InPod, Ipv6, Keepalive, Local, Log, LogFormat,
-    Node, OriginalSource, PortReuse, Root, SameNode, Tcp, Token,
+    AppTunnel, Dns, Endpoint, Following, Handover, InPod, Ipv6, Keepalive, Local, Node,
+    OriginalSource, PortReuse, SameNode, Tcp, Token,
 };
+use identity::RootSource;
+use ops::logging::{Format, LogConfig};
 use ops::variables::Reader;
 
 /// A variable that asks for something this build doesn't do is a mistake: ignoring it would let a user believe that
@@ -176,17 +178,14 @@ fn default_control_plane(reader: &mut Reader<'_>) -> String {
     .to_owned()
 }
 
-fn root(reader: &mut Reader<'_>, name: &str) -> Root {
-    let given = reader.text_or(name, "./var/run/secrets/istio/root-cert.pem");
-    if given == "SYSTEM" {
-        return Root::System;
-    }
-    if given.contains("-----BEGIN") {
+fn root(reader: &mut Reader<'_>, name: &str) -> RootSource {
+    let root = reader
+        .text_or(name, "./var/run/secrets/istio/root-cert.pem")
+        .into();
+    if matches!(root, RootSource::Inline(_)) {
         reader.effective(name, "inline PEM");
-        return Root::Inline(given);
     }
-    // The file may appear later than this process, as mounted files do; it is read at each connection.
-    Root::File(given.into())
+    root
 }
 
 pub(super) fn crl(reader: &mut Reader<'_>) -> Option<std::path::PathBuf> {
@@ -360,14 +359,16 @@ pub(super) fn workers(
     }
 }
 
-pub(super) fn log(reader: &mut Reader<'_>) -> Log {
+pub(super) fn log(reader: &mut Reader<'_>) -> LogConfig {
     reader.one_of("LOG_FORMAT", &["plain", "json"]);
     let format = match reader.text("LOG_FORMAT").as_deref() {
-        Some("json") => LogFormat::Json,
-        _ => LogFormat::Plain,
+        Some("json") => Format::Json,
+        _ => Format::Plain,
     };
-    Log {
+    LogConfig {
         filter: reader.text_or("RUST_LOG", "info"),
         format,
+        // Who switches the access log off still wants to know whom a policy kept out.
+        always: "denied=warn",
     }
 }

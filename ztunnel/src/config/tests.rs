@@ -324,8 +324,8 @@ fn secrets_do_not_reach_the_effective_values() {
 #[test]
 fn roots_are_a_file_pem_text_or_the_systems() {
     let root = |value: &str| config(&[("CA_ROOT_CA", value)]).ca.root;
-    assert_eq!(root("SYSTEM"), Root::System);
-    assert_eq!(root("/x/root.pem"), Root::File("/x/root.pem".into()));
+    assert_eq!(root("SYSTEM"), RootSource::System);
+    assert_eq!(root("/x/root.pem"), RootSource::File("/x/root.pem".into()));
     let pem = "-----BEGIN CERTIFICATE-----\n";
-    assert_eq!(root(pem), Root::Inline(pem.to_owned()));
+    assert_eq!(root(pem), RootSource::Inline(pem.to_owned()));
 }

@@ -37,6 +37,20 @@ pub enum RootSource {
     System,
 }
 
+/// As `CA_ROOT_CA` and `XDS_ROOT_CA` say it: `SYSTEM`, PEM text, or else a path. A file may appear later than the process
+/// that follows it, as mounted files do.
+impl From<String> for RootSource {
+    fn from(given: String) -> Self {
+        if given == "SYSTEM" {
+            Self::System
+        } else if given.contains("-----BEGIN") {
+            Self::Inline(given)
+        } else {
+            Self::File(given.into())
+        }
+    }
+}
+
 /// Checks the server by its DNS name (or address), or by the alternative name.
 #[derive(Debug)]
 pub(super) struct HostVerifier {
