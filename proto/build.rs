@@ -20,6 +20,12 @@ const SHARED_BYTES: [&str; 4] = [
     ".envoy.service.discovery.v3.ResourceBody.value",
 ];
 
+/// Fields that few messages have, and that would make all of them large.
+const BOXED: [&str; 2] = [
+    ".culvert.waypoint.Port.traffic_policy",
+    ".culvert.waypoint.Destination.traffic_policy",
+];
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     for schema in SCHEMAS {
         println!("cargo:rerun-if-changed={schema}");
@@ -30,6 +36,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut config = tonic_prost_build::configure().btree_map(".");
     for field in SHARED_BYTES {
         config = config.bytes(field);
+    }
+    for field in BOXED {
+        config = config.boxed(field);
     }
     config.compile_fds(descriptors)?;
     Ok(())

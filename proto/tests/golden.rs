@@ -3,7 +3,7 @@
 //! numbers: a wrong number or type in a schema fails here, not in a cluster.
 
 use bytes::Bytes;
-use proto::{ads, ca, handover, security, workload, zds};
+use proto::{ads, ca, handover, security, waypoint, workload, zds};
 
 /// `golden` is hex; spaces and the bars between fields are for the reader.
 #[track_caller]
@@ -541,4 +541,74 @@ fn ads_state_of_the_world_messages() {
         },
         "0a 01 76 | 12 06 0a 01 74 12 01 01 | 18 01 | 22 01 74 | 2a 01 6f",
     );
+}
+
+#[test]
+fn waypoint_traffic_policies() {
+    use waypoint::hash_key::From;
+    use waypoint::load_balancer::Choice;
+    let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
+    let cookie = waypoint::HashCookie {
+        name: text("c"),
+        path: text("p"),
+        ttl: seconds(1),
+    };
+    let key = |from| waypoint::HashKey { from: Some(from) };
+    let policy = waypoint::TrafficPolicy {
+        load_balancer: Some(waypoint::LoadBalancer {
+            choice: Some(Choice::Hash(key(From::Cookie(cookie)))),
+            warmup: Some(waypoint::Warmup {
+                duration: seconds(1),
+                minimum_percent: 5,
+            }),
+        }),
+        outlier_detection: Some(waypoint::OutlierDetection {
+            consecutive_5xx: 1,
+            consecutive_gateway: 2,
+            base_ejection: seconds(3),
+            max_percent: 4,
+            min_health_percent: 5,
+        }),
+        limits: Some(waypoint::ConnectionLimits {
+            connections: 1,
+            pending: 2,
+            requests: 3,
+            retries: 4,
+            requests_per_connection: 5,
+            connect_timeout: seconds(6),
+            idle_timeout: seconds(7),
+        }),
+        retry_budget: Some(waypoint::RetryBudget {
+            percent: 1,
+            least: 2,
+        }),
+    };
+    let destination = waypoint::Destination {
+        port: 80,
+        traffic_policy: Some(policy.into()),
+        ..Default::default()
+    };
+    check(
+        destination,
+        "18 50 | 2a 40 \
+         0a 16 12 0c 12 0a 0a 01 63 12 01 70 1a 02 08 01 1a 06 0a 02 08 01 10 05 | \
+         12 0c 08 01 10 02 1a 02 08 03 20 04 28 05 | \
+         1a 12 08 01 10 02 18 03 20 04 28 05 32 02 08 06 3a 02 08 07 | \
+         22 04 08 01 10 02",
+    );
+    let balancer = |choice| waypoint::LoadBalancer {
+        choice: Some(choice),
+        warmup: None,
+    };
+    let least = waypoint::load_balancer::Simple::LeastRequest;
+    check(balancer(Choice::Simple(least.into())), "08 01");
+    check(key(From::Header(text("h"))), "0a 01 68");
+    check(key(From::Query(text("q"))), "1a 01 71");
+    check(key(From::SourceIp(())), "22 00");
+    let port = waypoint::Port {
+        number: 80,
+        traffic_policy: Some(Box::default()),
+        ..Default::default()
+    };
+    check(port, "08 50 22 00");
 }

@@ -52,6 +52,7 @@ fn service(routes: usize) -> Service {
             hostname: format!("{name}.shop.svc.cluster.local"),
             port: 80,
             protocol: 0,
+            traffic_policy: None,
         })),
         filters: Vec::new(),
     };
@@ -92,6 +93,7 @@ fn service(routes: usize) -> Service {
         number: 80,
         protocol: 0,
         tables: vec![table],
+        traffic_policy: None,
     };
     let wire = Wire {
         namespace: "shop".into(),

@@ -18,7 +18,7 @@ use http::HeaderValue;
 use http::header::HeaderMap;
 use proto::waypoint::http_filter::Kind;
 
-use crate::route::Destination;
+use crate::route::{BadDestination, Destination};
 use crate::split::Fraction;
 pub use cors::Cors;
 pub use headers::HeaderEdit;
@@ -78,9 +78,9 @@ pub enum BadFilter {
     /// See [`cors::BadCors`].
     #[error("CORS: {0}")]
     Cors(cors::BadCors),
-    /// A port that is not one.
-    #[error("mirror: port {0} is not one")]
-    MirrorPort(u32),
+    /// A copy can't be sent there.
+    #[error("mirror: {0}")]
+    Mirror(BadDestination),
 }
 
 impl Filters {
@@ -180,7 +180,7 @@ fn compile_mirror(mirror: &proto::waypoint::Mirror) -> Result<Option<Mirror>, Ba
     };
     let destination = Destination::compile(destination);
     Ok(Some(Mirror {
-        destination: destination.map_err(|error| BadFilter::MirrorPort(error.0))?,
+        destination: destination.map_err(BadFilter::Mirror)?,
         fraction: Fraction {
             numerator: mirror.numerator,
             denominator: mirror.denominator,

@@ -12,11 +12,14 @@
 //!                          └──────────────────────────────────────────┘
 //! ```
 
+pub mod traffic;
+
 pub mod limits;
 pub mod timeouts;
 
 pub mod pick;
 
+pub mod affinity;
 pub mod hash;
 pub mod load;
 pub mod slow_start;

@@ -25,6 +25,8 @@ use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 
+use crate::resilience::traffic::TrafficPolicy;
+
 pub use http_table::{Hit, HttpTable};
 pub use reason::Reason;
 pub use rule::{Forward, ResponseEdits, Rule, RuleName};
@@ -82,7 +84,7 @@ pub enum Answer<'t> {
 }
 
 /// A port of a service, as far as a route can say.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Destination {
     /// The service's.
     pub namespace: Arc<str>,
@@ -92,6 +94,8 @@ pub struct Destination {
     pub port: u16,
     /// What the port declares.
     pub protocol: Protocol,
+    /// How its endpoints are chosen and spared.
+    pub policy: Arc<TrafficPolicy>,
 }
 
 /// What is spoken on a port.
@@ -117,6 +121,17 @@ pub enum Protocol {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is not a port")]
 pub struct BadPort(pub u32);
+
+/// Why nothing can be sent to a destination.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadDestination {
+    /// Its port is none.
+    #[error(transparent)]
+    Port(#[from] BadPort),
+    /// Something of its traffic policy can't be honoured.
+    #[error("traffic_policy.{0}")]
+    Policy(String),
+}
 
 /// Why a whole resource is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -146,6 +161,14 @@ pub enum BadService {
         /// Whose tables; empty for everyone else's.
         client_namespace: String,
     },
+    /// Something of a port's traffic policy can't be honoured.
+    #[error("port {port}: traffic_policy.{why}")]
+    Policy {
+        /// The port's number.
+        port: u16,
+        /// Which field, and why.
+        why: String,
+    },
     /// Several kinds of routes, of which only one can apply.
     #[error("port {port}: a table of more than one kind of routes")]
     Mixed {
@@ -169,6 +192,8 @@ pub struct Service {
 pub struct Port {
     /// What it declares.
     pub protocol: Protocol,
+    /// How the service's endpoints are chosen and spared where no route leads elsewhere.
+    pub policy: Arc<TrafficPolicy>,
     by_namespace: HashMap<Box<str>, Table>,
     for_all: Option<Table>,
 }
@@ -254,7 +279,10 @@ impl Port {
                 });
             }
         }
+        let policy = TrafficPolicy::compile(port.traffic_policy.as_deref());
+        let policy = policy.map_err(|why| BadService::Policy { port: number, why })?;
         Ok(Self {
+            policy: Arc::new(policy),
             protocol: Protocol::known(port.protocol).ok_or_else(|| unknown(port.protocol))?,
             by_namespace,
             for_all,
@@ -287,8 +315,12 @@ impl Table {
 
 impl Destination {
     /// A destination whose protocol is not known is spoken to as if none were declared.
-    pub(crate) fn compile(destination: &proto::waypoint::Destination) -> Result<Self, BadPort> {
+    pub(crate) fn compile(
+        destination: &proto::waypoint::Destination,
+    ) -> Result<Self, BadDestination> {
+        let policy = TrafficPolicy::compile(destination.traffic_policy.as_deref());
         Ok(Self {
+            policy: Arc::new(policy.map_err(BadDestination::Policy)?),
             namespace: destination.namespace.as_str().into(),
             hostname: destination.hostname.as_str().into(),
             port: port_number(destination.port)?,

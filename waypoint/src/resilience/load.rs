@@ -96,6 +96,11 @@ impl Loads {
         Some(now.saturating_duration_since(since))
     }
 
+    /// How many endpoints there are.
+    pub fn count(&self) -> usize {
+        self.known.len()
+    }
+
     /// What one more request to it costs that has so many under way: expected microseconds times requests.
     pub fn cost(&self, endpoint: &Endpoint, under_way: u32) -> u64 {
         let latency = self.known.get(endpoint).and_then(|load| load.latency);

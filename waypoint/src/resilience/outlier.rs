@@ -21,38 +21,40 @@ use super::retry::Outcome;
 /// What counts, and what follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
-    /// Which errors are counted.
-    pub errors: Errors,
-    /// How many in a row put an endpoint out. Zero: never.
-    pub in_a_row: u32,
+    /// So many of 502, 503, 504, and of connections that break off or take too long, in a row put an endpoint out. Zero:
+    /// never.
+    pub gateway: u32,
+    /// So many of those and of every other 5xx. Zero: never.
+    pub any: u32,
     /// How long it is out the first time; the second time twice as long, and so on.
     pub first: Duration,
     /// The longest.
     pub longest: Duration,
     /// Most endpoints of a service that are out at a time, in percent; one may always be, where there are others.
     pub most: u32,
+    /// With a smaller share of them well, in percent, all are used. Zero: only where none is well.
+    pub least_well: u32,
 }
 
 impl Default for Policy {
-    /// Envoy's figures.
+    /// Envoy's figures. What an application says with 500 is its own affair.
     fn default() -> Self {
         Self {
-            errors: Errors::Gateway,
-            in_a_row: 5,
+            gateway: 5,
+            any: 0,
             first: Duration::from_secs(30),
             longest: Duration::from_secs(300),
             most: 10,
+            least_well: 0,
         }
     }
 }
 
-/// Errors that an endpoint is blamed for.
+/// What an endpoint is blamed for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Errors {
-    /// 502, 503, 504, and connections that break off or take too long.
+enum Blame {
     Gateway,
-    /// Those, and every other 5xx.
-    All,
+    Other,
 }
 
 /// The endpoints of one service.
@@ -63,7 +65,9 @@ pub struct Outliers {
 
 #[derive(Debug, Clone, Copy)]
 struct Suspect {
-    in_a_row: u32,
+    /// Errors in a row.
+    gateway: u32,
+    any: u32,
     /// How often it was out.
     times: u32,
     until: Option<Instant>,
@@ -79,17 +83,18 @@ impl Outliers {
         of: usize,
         now: Instant,
     ) -> Option<Duration> {
-        if !policy.errors.count(outcome) {
+        let Some(blame) = Blame::of(outcome).filter(|blame| policy.counts(*blame)) else {
             self.succeeded(policy, endpoint, now);
             return None;
-        }
+        };
         // As many as there are endpoints, whatever comes and goes.
         if self.suspects.len() >= of.saturating_mul(2).max(16) {
             self.suspects.retain(|_, suspect| suspect.is_out(now));
         }
         let out = self.out(now).count();
         let suspect = self.suspects.entry(endpoint.clone()).or_insert(Suspect {
-            in_a_row: 0,
+            gateway: 0,
+            any: 0,
             times: 0,
             until: None,
         });
@@ -97,12 +102,18 @@ impl Outliers {
             // It began before.
             return None;
         }
-        suspect.in_a_row = suspect.in_a_row.saturating_add(1);
-        let is_enough = policy.in_a_row > 0 && suspect.in_a_row >= policy.in_a_row;
+        suspect.any = suspect.any.saturating_add(1);
+        suspect.gateway = match blame {
+            Blame::Gateway => suspect.gateway.saturating_add(1),
+            Blame::Other => 0,
+        };
+        let reached = |limit: u32, count: u32| limit > 0 && count >= limit;
+        let is_enough =
+            reached(policy.gateway, suspect.gateway) || reached(policy.any, suspect.any);
         if !is_enough || out >= policy.most_of(of) {
             return None;
         }
-        suspect.in_a_row = 0;
+        (suspect.gateway, suspect.any) = (0, 0);
         suspect.times = suspect.times.saturating_add(1);
         let out_for = policy
             .first
@@ -118,7 +129,7 @@ impl Outliers {
         let Some(suspect) = self.suspects.get_mut(endpoint) else {
             return;
         };
-        suspect.in_a_row = 0;
+        (suspect.gateway, suspect.any) = (0, 0);
         let is_well = suspect
             .until
             .is_none_or(|until| until + policy.longest < now);
@@ -133,13 +144,13 @@ impl Outliers {
         suspect.is_some_and(|suspect| suspect.is_out(now))
     }
 
-    /// Who is.
-    pub fn out(&self, now: Instant) -> impl Iterator<Item = &Endpoint> {
-        let out = self
-            .suspects
-            .iter()
-            .filter(move |(_, suspect)| suspect.is_out(now));
-        out.map(|(endpoint, _)| endpoint)
+    /// Who is, and until when.
+    pub fn out(&self, now: Instant) -> impl Iterator<Item = (&Endpoint, Instant)> {
+        let suspects = self.suspects.iter();
+        suspects.filter_map(move |(endpoint, suspect)| {
+            let until = suspect.until.filter(|until| now < *until)?;
+            Some((endpoint, until))
+        })
     }
 }
 
@@ -150,18 +161,24 @@ impl Suspect {
 }
 
 impl Policy {
+    fn counts(&self, blame: Blame) -> bool {
+        self.any > 0 || (blame == Blame::Gateway && self.gateway > 0)
+    }
+
     fn most_of(&self, endpoints: usize) -> usize {
         let share = endpoints.saturating_mul(self.most as usize) / 100;
         share.max(1).min(endpoints.saturating_sub(1))
     }
 }
 
-impl Errors {
-    fn count(self, outcome: Outcome) -> bool {
+impl Blame {
+    fn of(outcome: Outcome) -> Option<Self> {
         match outcome {
-            Outcome::BrokeOff | Outcome::TooLong | Outcome::Status(502..=504) => true,
-            Outcome::Status(500..=599) => self == Self::All,
-            Outcome::Status(_) | Outcome::NotConnected | Outcome::NotProcessed => false,
+            Outcome::BrokeOff | Outcome::TooLong | Outcome::Status(502..=504) => {
+                Some(Self::Gateway)
+            }
+            Outcome::Status(500..=599) => Some(Self::Other),
+            Outcome::Status(_) | Outcome::NotConnected | Outcome::NotProcessed => None,
         }
     }
 }

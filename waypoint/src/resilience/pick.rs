@@ -9,10 +9,10 @@
 //! In: what `mesh` knows, what was seen of endpoints, the request's session and key, randomness. Out: an endpoint, or what
 //! left none. Where all that may be used are out, they are used: nobody can say which is better.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use mesh::balance::{self, Candidate, PortRule, Upstream};
-use mesh::{Endpoint, NoEndpoint, Seen, Service, Store, Workload};
+use mesh::{Endpoint, NoEndpoint, Seen, Service, Standings, Store, Workload};
 use rand::Rng;
 
 use super::hash::{self, Key};
@@ -29,6 +29,10 @@ pub enum Strategy {
     LeastRequest,
     /// Of two drawn by weight, the one that is expected to answer sooner.
     PeakEwma,
+    /// One after the other, each as often as it weighs: this is so manieth.
+    RoundRobin(u64),
+    /// One by weight, whatever it has to do.
+    Random,
     /// The one that this key belongs to.
     Hash(Key),
 }
@@ -57,6 +61,8 @@ pub struct Observed<'a> {
     pub loads: &'a Loads,
     /// What new endpoints get.
     pub slow_start: SlowStart,
+    /// With a smaller share of the endpoints well, in percent, all are used.
+    pub least_well: u32,
 }
 
 /// Picks an endpoint, as a workload at `source`.
@@ -86,27 +92,48 @@ pub fn pick(
             return Ok(balance::upstream(*own, service));
         }
     }
-    let usable = leave_out(permitted, outliers, seen);
+    let (usable, seen) = leave_out(permitted, observed);
     let preferred = balance::preferred(usable, service, source, seen);
     let chosen = choose(&preferred, asked.strategy, observed, rng);
     let chosen = chosen.ok_or(NoEndpoint::NoCapacity)?;
     Ok(balance::upstream(chosen, service))
 }
 
-fn leave_out<'s>(
+/// As if nothing had failed.
+static NOTHING: LazyLock<Standings> = LazyLock::new(Standings::default);
+
+/// Those that are well, and what more is to be left out; where too few are, all, and nothing.
+fn leave_out<'s, 'o>(
     permitted: Vec<Candidate<'s>>,
-    outliers: &Outliers,
-    seen: Seen<'_>,
-) -> Vec<Candidate<'s>> {
+    observed: Observed<'o>,
+) -> (Vec<Candidate<'s>>, Seen<'o>) {
+    let Observed { seen, outliers, .. } = observed;
     let is_in = |candidate: &&Candidate<'_>| {
         let endpoint = balance::endpoint(candidate);
         candidate.0.capacity > 0 && !outliers.is_out(&endpoint, seen.now)
     };
-    if outliers.out(seen.now).next().is_none() {
-        return permitted;
+    let none_is_out = outliers.out(seen.now).next().is_none();
+    if none_is_out && (observed.least_well == 0 || seen.standings.all_trusted()) {
+        return (permitted, seen);
     }
     let usable: Vec<_> = permitted.iter().filter(is_in).copied().collect();
-    if usable.is_empty() { permitted } else { usable }
+    if observed.least_well > 0 {
+        let connects = |candidate: &&Candidate<'_>| {
+            !seen
+                .standings
+                .is_out(&balance::endpoint(candidate), seen.now)
+        };
+        let well = usable.iter().filter(connects).count() as u64;
+        if well * 100 < permitted.len() as u64 * u64::from(observed.least_well) {
+            // What is known of their failures is of no use now.
+            let seen = Seen {
+                standings: &NOTHING,
+                ..seen
+            };
+            return (permitted, seen);
+        }
+    }
+    (if usable.is_empty() { permitted } else { usable }, seen)
 }
 
 fn choose<'s>(
@@ -142,6 +169,11 @@ fn choose<'s>(
             };
             balance::draw(candidates, weight, load, rng)
         }
+        Strategy::RoundRobin(turn) => {
+            let weights = candidates.iter().map(weight);
+            candidates.get(by_turn(turn, weights)?).copied()
+        }
+        Strategy::Random => balance::draw(candidates, weight, |_| 0, rng),
         Strategy::Hash(key) => {
             let endpoints: Vec<_> = candidates.iter().map(balance::endpoint).collect();
             let weights = candidates.iter().map(weight);
@@ -149,6 +181,22 @@ fn choose<'s>(
             candidates.get(place).copied()
         }
     }
+}
+
+/// The place whose turn it is: turns are laid over the weights at steps of the golden ratio, which spread evenly over any
+/// number of them.
+fn by_turn(turn: u64, weights: impl Iterator<Item = u64> + Clone) -> Option<usize> {
+    let total: u64 = weights.clone().sum();
+    // The part of one that the turn's multiple of the ratio leaves, in 64 bits.
+    let part = turn.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mut ticket = ((u128::from(part) * u128::from(total)) >> 64) as u64;
+    for (place, weight) in weights.enumerate() {
+        if ticket < weight {
+            return Some(place);
+        }
+        ticket -= weight;
+    }
+    None
 }
 
 #[cfg(test)]

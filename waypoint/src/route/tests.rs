@@ -41,6 +41,7 @@ pub(super) fn destination(name: &str, port: u32) -> proto::waypoint::Destination
         hostname: name.into(),
         port,
         protocol: proto::waypoint::Protocol::Http1.into(),
+        traffic_policy: None,
     }
 }
 

@@ -19,6 +19,7 @@ fn to(hostname: &str, port: u16) -> Destination {
         hostname: hostname.into(),
         port,
         protocol: Protocol::Http1,
+        policy: Default::default(),
     }
 }
 

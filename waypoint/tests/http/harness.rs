@@ -182,6 +182,7 @@ impl World {
                 number: 80,
                 protocol: protocol.into(),
                 tables,
+                traffic_policy: None,
             }],
         };
         let service = route::Service::compile(&message).unwrap();

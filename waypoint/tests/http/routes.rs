@@ -21,6 +21,7 @@ fn destination(name: &str) -> Destination {
         hostname: host(name).to_string(),
         port: 80,
         protocol: Protocol::Http1.into(),
+        traffic_policy: None,
     }
 }
 

@@ -170,6 +170,7 @@ impl Resolver for Index {
             hostname,
             port: port.into(),
             protocol: speaks.into(),
+            traffic_policy: None,
         })
     }
 }

@@ -54,6 +54,7 @@ pub fn service(served: Served<'_>, resolver: &impl Resolver) -> wire::Service {
         number: port.port.into(),
         protocol: speaks.into(),
         tables: tables(served, port, speaks, resolver),
+        traffic_policy: None,
     });
     wire::Service {
         namespace: served.namespace.to_owned(),

@@ -89,19 +89,34 @@ fn what_an_endpoint_is_not_to_blame_for_does_not_count() {
         (Outcome::NotConnected, false, false),
         (Outcome::NotProcessed, false, false),
     ] {
-        for (errors, expected) in [(Errors::Gateway, gateway), (Errors::All, all)] {
+        for (limits, expected) in [((5, 0), gateway), ((0, 5), all)] {
             let mut service = Service::new(10);
-            service.policy.errors = errors;
+            (service.policy.gateway, service.policy.any) = limits;
             assert_eq!(
                 service.ended(1, &[outcome; 5]).is_some(),
                 expected,
-                "{outcome:?} {errors:?}"
+                "{outcome:?} {limits:?}"
             );
         }
     }
     let mut never = Service::new(10);
-    never.policy.in_a_row = 0;
+    never.policy.gateway = 0;
     assert_eq!(never.ended(1, &BAD), None);
+}
+
+#[test]
+fn each_kind_of_errors_has_a_run_of_its_own() {
+    let mut service = Service::new(10);
+    (service.policy.gateway, service.policy.any) = (3, 5);
+    let of = |status| [Outcome::Status(status)];
+    // A plain 500 ends the run of the others, and goes on with that of all.
+    for status in [503, 502, 500, 504] {
+        assert_eq!(service.ended(1, &of(status)), None, "{status}");
+    }
+    assert_eq!(service.ended(1, &of(500)), Some(30));
+    assert_eq!(service.ended(2, &[BAD[0]; 3]), None, "the share is used up");
+    service.pass(30);
+    assert_eq!(service.ended(2, &BAD[..1]), Some(30));
 }
 
 #[test]

@@ -29,6 +29,7 @@ struct Mesh {
     outliers: Outliers,
     loads: Loads,
     slow_start: SlowStart,
+    least_well: u32,
     tried: Vec<Endpoint>,
     now: Instant,
 }
@@ -79,6 +80,7 @@ fn mesh(endpoints: &[&str]) -> Mesh {
         outliers: Outliers::default(),
         loads,
         slow_start: SlowStart::default(),
+        least_well: 0,
         tried: Vec::new(),
         now,
     }
@@ -87,7 +89,7 @@ fn mesh(endpoints: &[&str]) -> Mesh {
 impl Mesh {
     fn put_out(&mut self, name: &str) {
         let policy = Policy {
-            in_a_row: 1,
+            gateway: 1,
             most: 100,
             ..Policy::default()
         };
@@ -119,6 +121,7 @@ impl Mesh {
             outliers: &self.outliers,
             loads: &self.loads,
             slow_start: self.slow_start,
+            least_well: self.least_well,
         };
         let picked = pick(&self.store, &self.waypoint, asked, observed, rng)?;
         assert_eq!(picked.port, 8080);
@@ -170,6 +173,59 @@ fn when_all_are_out_all_are_used() {
     mesh.put_out("a");
     mesh.put_out("b");
     assert_eq!(mesh.names(Strategy::LeastRequest), "a b");
+}
+
+#[test]
+fn where_too_few_are_well_all_are_used() {
+    let mut mesh = mesh(&["a", "b", "c", "d"]);
+    mesh.put_out("a");
+    mesh.standings.failed(&at("b"), mesh.now);
+    assert_eq!(mesh.names(Strategy::LeastRequest), "c d");
+    mesh.least_well = 50;
+    assert_eq!(mesh.names(Strategy::LeastRequest), "c d");
+    mesh.least_well = 51;
+    assert_eq!(mesh.names(Strategy::LeastRequest), "a b c d");
+    // Also where none is out but by its connections.
+    mesh.now += Duration::from_secs(31);
+    mesh.standings.failed(&at("b"), mesh.now);
+    assert_eq!(mesh.names(Strategy::LeastRequest), "a c d");
+    mesh.least_well = 76;
+    assert_eq!(mesh.names(Strategy::LeastRequest), "a b c d");
+}
+
+#[test]
+fn turns_are_shared_evenly_and_by_weight() {
+    let mesh = mesh(&["a", "b", "c"]);
+    let mut rng = StdRng::seed_from_u64(1);
+    let mut counts = BTreeMap::<_, u32>::new();
+    let mut last = String::new();
+    for turn in 0..300 {
+        let picked = mesh
+            .pick(None, Strategy::RoundRobin(turn), &mut rng)
+            .unwrap();
+        assert_ne!(picked, last, "{turn}");
+        *counts.entry(picked.clone()).or_default() += 1;
+        last = picked;
+    }
+    assert!(
+        counts.values().all(|count| (97..=103).contains(count)),
+        "{counts:?}"
+    );
+    let mut weighed = [0; 3];
+    for turn in 0..1000 {
+        weighed[by_turn(turn, [1, 0, 3].into_iter()).unwrap()] += 1;
+    }
+    assert!(
+        (247..=253).contains(&weighed[0]) && weighed[1] == 0,
+        "{weighed:?}"
+    );
+    assert_eq!(by_turn(5, [0, 0].into_iter()), None);
+    // Whatever they have to do.
+    let random = mesh.picks(Strategy::Random);
+    assert!(
+        random.values().all(|count| (260..400).contains(count)),
+        "{random:?}"
+    );
 }
 
 #[test]
@@ -241,6 +297,7 @@ fn pin(name: &str) -> Pin {
         hostname: HOST.into(),
         port: 80,
         protocol: Protocol::Http1,
+        policy: Arc::default(),
     };
     let mut headers = HeaderMap::new();
     session.write(None, &to, &at(name), UnixTime(1), &mut headers);

@@ -10,6 +10,7 @@ fn service(ports: Vec<(u32, Vec<RouteTable>)>) -> Service {
         number,
         protocol: proto::waypoint::Protocol::Http1.into(),
         tables,
+        traffic_policy: None,
     };
     let wire = WireService {
         namespace: "mesh".into(),
