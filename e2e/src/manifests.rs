@@ -262,7 +262,7 @@ async fn validate(name: &str, text: &str) -> Result<Vec<Object>> {
 }
 
 /// Every object of a text, lists taken apart.
-pub(crate) fn documents(text: &str) -> Result<Vec<Value>> {
+pub fn documents(text: &str) -> Result<Vec<Value>> {
     // A label whose value is `y` or `on` is text; only true and false are booleans.
     let options = serde_saphyr::options! { strict_booleans: true };
     let read: Vec<Value> = serde_saphyr::from_multiple_with_options(text, options)?;

@@ -243,6 +243,11 @@ objects! {
     TCPRoute, "tcproutes", Namespace, with_status, "gateway.networking.k8s.io", ["v1", "v1alpha2"];
     PeerAuthentication, "peerauthentications", Namespace, with_status, "security.istio.io", ["v1", "v1beta1"];
     AuthorizationPolicy, "authorizationpolicies", Namespace, with_status, "security.istio.io", ["v1", "v1beta1"];
+    DestinationRule, "destinationrules", Namespace, with_status, "networking.istio.io", ["v1", "v1beta1", "v1alpha3"];
+    VirtualService, "virtualservices", Namespace, with_status, "networking.istio.io", ["v1", "v1beta1", "v1alpha3"];
+    RequestAuthentication, "requestauthentications", Namespace, with_status, "security.istio.io", ["v1", "v1beta1"];
+    Telemetry, "telemetries", Namespace, with_status, "telemetry.istio.io", ["v1", "v1alpha1"];
+    WasmPlugin, "wasmplugins", Namespace, with_status, "extensions.istio.io", ["v1alpha1"];
 }
 
 pub(crate) use {with_object, with_type};

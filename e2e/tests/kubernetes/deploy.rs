@@ -64,6 +64,76 @@ async fn every_object_is_accepted_to_the_letter_and_every_pod_is_admitted() -> R
     Ok(())
 }
 
+/// Shapes of Istio's published samples, in our own words.
+const SAMPLES: &str = include_str!("../../../crates/cluster/tests/samples/traffic.yaml");
+
+#[tokio::test]
+async fn definitions_take_what_istio_documents_and_refuse_what_is_misshapen() -> Result<()> {
+    let objects = deploy::objects()?;
+    let cluster = prepared(&objects).await?;
+    let samples = e2e::manifests::documents(SAMPLES)?;
+    for object in &objects {
+        if let Some(kind) = defined(object)
+            && samples.iter().any(|sample| sample["kind"] == kind.as_str())
+        {
+            cluster.define_as(kind, object).await?;
+        }
+    }
+    cluster.put(&namespace("shop")).await?;
+    let sample = |kind: &str| {
+        let found = samples.iter().find(|sample| sample["kind"] == kind);
+        found
+            .cloned()
+            .with_context(|| format!("no sample of {kind}"))
+    };
+    for sample in &samples {
+        cluster.check(sample).await?;
+        cluster.put(sample).await?;
+        let stored = cluster.get(sample).await?;
+        assert_eq!(stored["spec"], sample["spec"], "nothing is dropped");
+    }
+    for (kind, field, wrong) in [
+        (
+            "VirtualService",
+            "/spec/http/4/route/0/weight",
+            json!("much"),
+        ),
+        ("VirtualService", "/spec/hosts", json!("books")),
+        (
+            "DestinationRule",
+            "/spec/trafficPolicy/loadBalancer/simple",
+            json!("BEST"),
+        ),
+        (
+            "DestinationRule",
+            "/spec/subsets/0/labels/version",
+            json!(1),
+        ),
+        (
+            "RequestAuthentication",
+            "/spec/jwtRules/0/issuer",
+            json!({}),
+        ),
+        (
+            "Telemetry",
+            "/spec/metrics/0/overrides/0/match/mode",
+            json!("BOTH"),
+        ),
+        ("WasmPlugin", "/spec/failStrategy", json!("FAIL_LATER")),
+    ] {
+        let mut object = sample(kind)?;
+        *object.pointer_mut(field).context("no such field")? = wrong;
+        let refused = cluster.check(&object).await;
+        let refused = format!(
+            "{:#}",
+            refused.err().with_context(|| format!("{kind} {field}"))?
+        );
+        let name = field.rsplit('/').next().unwrap_or_default();
+        assert!(refused.contains(name), "{refused}");
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn the_control_plane_does_all_of_its_work_with_the_rights_of_its_account() -> Result<()> {
     let objects = deploy::objects()?;

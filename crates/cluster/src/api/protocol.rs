@@ -332,7 +332,12 @@ mod tests {
                 &Kind::TLSRoute,
                 &Kind::TCPRoute,
                 &Kind::PeerAuthentication,
-                &Kind::AuthorizationPolicy
+                &Kind::AuthorizationPolicy,
+                &Kind::DestinationRule,
+                &Kind::VirtualService,
+                &Kind::RequestAuthentication,
+                &Kind::Telemetry,
+                &Kind::WasmPlugin,
             ]
         );
     }

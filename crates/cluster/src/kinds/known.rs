@@ -58,7 +58,7 @@ const NOT_READ: &[(&str, &[&str])] = &[
     ),
     ("coordination.k8s.io", &["Lease"]),
     ("events.k8s.io", &["Event"]),
-    ("extensions.istio.io", &["TrafficExtension", "WasmPlugin"]),
+    ("extensions.istio.io", &["TrafficExtension"]),
     (
         "gateway.networking.k8s.io",
         &["BackendTLSPolicy", "ListenerSet", "UDPRoute"],
@@ -66,12 +66,10 @@ const NOT_READ: &[(&str, &[&str])] = &[
     (
         "networking.istio.io",
         &[
-            "DestinationRule",
             "EnvoyFilter",
             "Gateway",
             "ProxyConfig",
             "Sidecar",
-            "VirtualService",
             "WorkloadGroup",
         ],
     ),
@@ -85,12 +83,10 @@ const NOT_READ: &[(&str, &[&str])] = &[
         &["ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"],
     ),
     ("scheduling.k8s.io", &["PriorityClass"]),
-    ("security.istio.io", &["RequestAuthentication"]),
     (
         "storage.k8s.io",
         &["CSIDriver", "CSINode", "StorageClass", "VolumeAttachment"],
     ),
-    ("telemetry.istio.io", &["Telemetry"]),
 ];
 
 /// Looks up `apps/v1`, `Deployment`.

@@ -5,12 +5,22 @@
 //! misspelt field would change what a policy means, unknown fields are kept too. What to make of them is decided
 //! where the objects are used, never here.
 
+mod described;
+pub mod destination_rule;
+pub mod extension;
 mod gateway;
 pub(crate) mod known;
 mod open_enum;
 mod policy;
 mod route;
 mod service_entry;
+pub mod virtual_service;
+
+#[cfg(test)]
+mod definitions;
+
+pub use destination_rule::DestinationRule;
+pub use extension::{RequestAuthentication, Telemetry, WasmPlugin};
 
 pub use gateway::{
     AllowedRoutes, Gateway, GatewayAddress, GatewayClass, GatewayClassSpec, GatewayInfrastructure,
@@ -40,3 +50,4 @@ pub use service_entry::{
     AddressFamily, Location, Port, Resolution, ServiceEntry, ServiceEntryAddress, ServiceEntrySpec,
     ServiceEntryStatus, WorkloadEntry, WorkloadEntrySpec, WorkloadEntryStatus, WorkloadSelector,
 };
+pub use virtual_service::VirtualService;

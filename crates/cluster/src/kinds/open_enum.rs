@@ -30,6 +30,13 @@ macro_rules! open_enum {
             }
         }
 
+        #[cfg(test)]
+        impl $crate::kinds::described::Described for $name {
+            fn schema() -> serde_json::Value {
+                serde_json::json!({ "type": "string", "enum": [$( $text ),+] })
+            }
+        }
+
         impl std::fmt::Display for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str(self.as_str())

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use serde::{Deserialize, Serialize};
 
+use super::described::described;
 use super::open_enum::open_enum;
 
 /// Fields that this version doesn't know, as written.
@@ -47,6 +48,7 @@ pub struct AuthorizationPolicySpec {
     pub unknown_fields: UnknownFields,
 }
 
+described! {
 /// Which workloads of the namespace are meant.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -63,6 +65,7 @@ pub struct TargetReference {
     pub kind: String,
     pub name: String,
     pub namespace: Option<String>,
+}
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -159,7 +159,7 @@ fn kinds_that_are_not_read_are_no_problem() {
     for (version, kind) in [
         ("gateway.networking.k8s.io/v1", "UDPRoute"),
         ("apps/v1", "Deployment"),
-        ("networking.istio.io/v1", "VirtualService"),
+        ("networking.istio.io/v1", "Sidecar"),
         ("networking.istio.io/v1", "Gateway"),
         ("v1", "Secret"),
     ] {
