@@ -62,6 +62,9 @@ enum Subject {
     PeerAuthentication(NamespacedName),
     /// The policy that denies all plaintext: there is one, once anyone asks for it.
     StaticStrict,
+    /// The policy that denies all that did not come through one of these waypoints, while pods ask for it. Last in order:
+    /// deriving pods finds out.
+    OnlyThrough(Arc<[NamespacedName]>),
 }
 
 /// What one subject comes to.
@@ -78,6 +81,8 @@ struct Derived {
     problems: Vec<Problem>,
     /// The Gateways that it looked at, whether they exist or not.
     gateways: Vec<NamespacedName>,
+    /// The waypoints that alone may send to it, where that is so.
+    only_through: Option<Arc<[NamespacedName]>>,
 }
 
 /// What an application of events has changed.
@@ -100,6 +105,9 @@ pub struct Index {
     /// Which subjects looked at a Gateway, and the other way round.
     users: HashMap<NamespacedName, BTreeSet<Subject>>,
     looked_at: HashMap<Subject, Vec<NamespacedName>>,
+    /// What each pod asks for as to who may send to it, and how many ask for the same.
+    only_through: HashMap<Subject, Arc<[NamespacedName]>>,
+    only_through_demanded: HashMap<Arc<[NamespacedName]>, usize>,
     conditions: BTreeMap<ObjectKey, Vec<Condition>>,
     parents: BTreeMap<ObjectKey, Vec<ParentStatus>>,
     /// What each object says wrongly by itself, and in view of others.
@@ -124,6 +132,8 @@ impl Index {
             resources: HashMap::new(),
             users: HashMap::new(),
             looked_at: HashMap::new(),
+            only_through: HashMap::new(),
+            only_through_demanded: HashMap::new(),
             conditions: BTreeMap::new(),
             parents: BTreeMap::new(),
             problems: BTreeMap::new(),
@@ -144,9 +154,10 @@ impl Index {
         }
         changes.conditions.extend(self.allocate());
         let mut told = Told::default();
-        for subject in mem::take(&mut self.dirty) {
+        while let Some(subject) = self.dirty.pop_first() {
             let derived = self.derive(&subject);
             self.remember_gateways(&subject, derived.gateways);
+            self.demand(&subject, derived.only_through);
             if let Some(object) = subject.object() {
                 put(&mut self.conflicts, &object, derived.problems);
                 if put(&mut self.conditions, &object, derived.conditions)
@@ -261,6 +272,37 @@ impl Index {
         }
     }
 
+    /// Notes which waypoints a pod takes connections from alone. The policy of those that the first pod asks for, or the
+    /// last no longer does, is to be derived.
+    fn demand(&mut self, subject: &Subject, now: Option<Arc<[NamespacedName]>>) {
+        if self.only_through.get(subject) == now.as_ref() {
+            return;
+        }
+        let before = match &now {
+            Some(waypoints) => self.only_through.insert(subject.clone(), waypoints.clone()),
+            None => self.only_through.remove(subject),
+        };
+        if let Some(waypoints) = now {
+            let asking = self
+                .only_through_demanded
+                .entry(waypoints.clone())
+                .or_default();
+            *asking += 1;
+            if *asking == 1 {
+                self.dirty.insert(Subject::OnlyThrough(waypoints));
+            }
+        }
+        if let Some(waypoints) = before
+            && let Some(asking) = self.only_through_demanded.get_mut(&waypoints)
+        {
+            *asking -= 1;
+            if *asking == 0 {
+                self.only_through_demanded.remove(&waypoints);
+                self.dirty.insert(Subject::OnlyThrough(waypoints));
+            }
+        }
+    }
+
     /// What an object's author is to be told.
     pub fn conditions(&self, object: &ObjectKey) -> &[Condition] {
         self.conditions.get(object).map_or(&[], Vec::as_slice)
@@ -341,7 +383,8 @@ impl Subject {
             | Self::Slice(_)
             | Self::Network(_)
             | Self::PeerAuthentication(_)
-            | Self::StaticStrict => return None,
+            | Self::StaticStrict
+            | Self::OnlyThrough(_) => return None,
         };
         Some(ObjectKey::namespaced(kind, &*name.namespace, &*name.name))
     }

@@ -2,6 +2,7 @@
 //! Facts in, wire messages out. Each function here is pure: it neither looks
 //! anything up nor remembers anything; the index hands it all that it needs.
 
+pub mod bypass;
 pub mod network_gateway;
 pub mod peer_authentication;
 pub mod policy;

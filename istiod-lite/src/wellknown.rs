@@ -18,6 +18,9 @@ pub const CANARY_WAYPOINT_NAMESPACE: &str = "istio.io/use-waypoint-canary-namesp
 pub const CANARY_WEIGHT: &str = "istio.io/use-waypoint-canary-weight";
 /// Label: whether ingress gateways pass through the waypoint too.
 pub const INGRESS_USE_WAYPOINT: &str = "istio.io/ingress-use-waypoint";
+/// Annotation of a Pod, Service or Namespace, for all of the mesh on the root namespace: whether pods refuse what did not
+/// come through their waypoint. Ours: Istio has no such word.
+pub const REQUIRE_WAYPOINT: &str = "culvert.io/require-waypoint";
 /// Label of a Gateway or GatewayClass: what may use it as its waypoint.
 pub const WAYPOINT_FOR: &str = "istio.io/waypoint-for";
 /// Annotation of a Gateway or GatewayClass: how ztunnel hands traffic to a waypoint that it captures.

@@ -98,6 +98,19 @@ fn with_waypoint(mut labels: Value, waypoint: Option<(&str, &str)>) -> Value {
     labels
 }
 
+/// What an object says about ways around its waypoint.
+fn bypass() -> impl Strategy<Value = &'static str> {
+    one_of(&["", "true", "false"])
+}
+
+/// Adds that to its annotations, where it says anything.
+fn with_bypass(mut annotations: Value, bypass: &str) -> Value {
+    if !bypass.is_empty() {
+        annotations["culvert.io/require-waypoint"] = bypass.into();
+    }
+    annotations
+}
+
 fn pod() -> impl Strategy<Value = Object> {
     let state = (
         one_of(&["Running", "Failed"]),
@@ -108,17 +121,21 @@ fn pod() -> impl Strategy<Value = Object> {
         one_of(&["", "enabled"]),
         one_of(&["", "a", "b"]),
         one_of(&["u1", "u2"]),
+        one_of(&["default", "other"]),
+        bypass(),
     );
     (namespace(), name(), labels(), waypoint(), state, marks).prop_map(
-        |(namespace, name, labels, waypoint, (phase, ip, node), (redirection, gateway, uid))| {
+        |(namespace, name, labels, waypoint, (phase, ip, node), marks)| {
+            let (redirection, gateway, uid, account, bypass) = marks;
+            let annotations = json!({"ambient.istio.io/redirection": redirection});
             let mut labels = with_waypoint(labels, waypoint);
             if !gateway.is_empty() {
                 labels["gateway.networking.k8s.io/gateway-name"] = gateway.into();
             }
             object::<kinds::Pod>(json!({
                 "metadata": {"name": name, "namespace": namespace, "uid": uid, "labels": labels,
-                             "annotations": {"ambient.istio.io/redirection": redirection}},
-                "spec": {"nodeName": node, "containers": [
+                             "annotations": with_bypass(annotations, bypass)},
+                "spec": {"nodeName": node, "serviceAccountName": account, "containers": [
                     {"name": "c", "ports": [{"name": "web", "containerPort": 8080}]}]},
                 "status": {"phase": phase, "podIP": ip},
             }))
@@ -128,10 +145,12 @@ fn pod() -> impl Strategy<Value = Object> {
 
 fn service() -> impl Strategy<Value = Object> {
     let target = prop_oneof![Just(json!("web")), Just(json!("other")), Just(json!(80))];
-    (namespace(), name(), labels(), waypoint(), target).prop_map(
-        |(namespace, name, selector, waypoint, target)| {
+    let place = (namespace(), name());
+    (place, labels(), waypoint(), target, bypass()).prop_map(
+        |((namespace, name), selector, waypoint, target, bypass)| {
             object::<kinds::Service>(json!({
                 "metadata": {"name": name, "namespace": namespace,
+                             "annotations": with_bypass(json!({}), bypass),
                              "labels": with_waypoint(json!({}), waypoint)},
                 "spec": {"clusterIP": "10.9.0.1", "selector": selector,
                          "ports": [{"name": "p", "port": 80, "targetPort": target}]},
@@ -177,13 +196,15 @@ fn cluster_wide() -> impl Strategy<Value = Object> {
         waypoint(),
         one_of(&["", "PreferClose"]),
         one_of(&["", "net1", "net2"]),
+        bypass(),
     )
-        .prop_map(|(name, waypoint, distribution, network)| {
+        .prop_map(|(name, waypoint, distribution, network, bypass)| {
             let mut labels = with_waypoint(json!({}), waypoint);
             labels["topology.istio.io/network"] = network.into();
+            let annotations = json!({"networking.istio.io/traffic-distribution": distribution});
             object::<kinds::Namespace>(json!({
-                "metadata": {"name": name, "labels": labels, "annotations":
-                    {"networking.istio.io/traffic-distribution": distribution}},
+                "metadata": {"name": name, "labels": labels,
+                             "annotations": with_bypass(annotations, bypass)},
             }))
         });
     prop_oneof![node, class, namespace]

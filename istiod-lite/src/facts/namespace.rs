@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1 as core;
 use super::{
     Labels, annotation,
     service::{Distribution, read_annotation},
-    waypoint::{Canary, Choice, IngressUse, ingress},
+    waypoint::{Bypass, Canary, Choice, IngressUse, ingress},
 };
 use crate::wellknown;
 
@@ -21,6 +21,8 @@ pub struct Namespace {
     pub canary: Option<Canary>,
     /// Whether ingress passes through it.
     pub ingress: Option<IngressUse>,
+    /// Whether its pods take what went around their waypoints; that of the root namespace counts for all.
+    pub bypass: Option<Bypass>,
     /// Which endpoints its services prefer, where they don't say.
     pub distribution: Option<Distribution>,
     /// The network named by its label; that of the root namespace counts.
@@ -35,6 +37,7 @@ pub fn read(namespace: &core::Namespace) -> Namespace {
         waypoint: Choice::read(&labels),
         canary: Canary::read(meta),
         ingress: ingress(&labels),
+        bypass: Bypass::read(meta),
         distribution: annotation(meta, wellknown::TRAFFIC_DISTRIBUTION).map(read_annotation),
         network: labels.get(wellknown::NETWORK).cloned().unwrap_or_default(),
         labels,

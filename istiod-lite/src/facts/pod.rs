@@ -5,7 +5,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use k8s_openapi::{api::core::v1 as core, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
-use super::{Labels, Problem, Read, annotation, first_label, is_service_account};
+use super::{Labels, Problem, Read, annotation, first_label, is_service_account, waypoint::Bypass};
 use crate::wellknown;
 
 /// A pod, as far as the mesh needs to know it.
@@ -29,6 +29,8 @@ pub struct Pod {
     pub network: PodNetwork,
     /// How it is reached.
     pub tunnel: Tunnel,
+    /// Whether it takes what went around its waypoint, where it says so.
+    pub bypass: Option<Bypass>,
     /// Its named TCP ports.
     pub named_ports: Arc<[(String, u16)]>,
     /// The name of what it is a replica of.
@@ -130,6 +132,7 @@ pub fn read(pod: &core::Pod) -> Read<Pod> {
             PodNetwork::Own
         },
         tunnel: tunnel(&labels, meta),
+        bypass: Bypass::read(meta),
         named_ports: spec.map(named_ports).unwrap_or_default().into(),
         workload_name: workload_name(pod, &labels).into(),
         labels: Arc::new(labels),

@@ -14,7 +14,7 @@ use proto::{
 
 use super::{
     Labels, Problem, Read, annotation,
-    waypoint::{Canary, Choice, IngressUse, ingress},
+    waypoint::{Bypass, Canary, Choice, IngressUse, ingress},
 };
 use crate::wellknown;
 
@@ -39,6 +39,8 @@ pub struct Service {
     pub waypoint: WaypointWish,
     /// Whether ingress passes through it, where it says so.
     pub ingress: Option<IngressUse>,
+    /// Whether its pods take what went around it, where it says so.
+    pub bypass: Option<Bypass>,
 }
 
 /// The waypoint that a service asks for.
@@ -147,6 +149,7 @@ pub fn read(service: &core::Service) -> Option<Read<Service>> {
             Some(true) => Membership::All,
             _ => Membership::Ready,
         },
+        bypass: Bypass::read(&service.metadata),
         waypoint: WaypointWish::read(&service.metadata),
         ingress: ingress(&labels),
     };

@@ -87,6 +87,41 @@ impl Canary {
     }
 }
 
+/// Whether a pod takes what did not come through its waypoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bypass {
+    /// It does.
+    Open,
+    /// It refuses it.
+    Closed,
+}
+
+impl Bypass {
+    /// Reads the annotation of a Pod, Service or Namespace. What is no boolean closes: whoever wrote it wanted something.
+    pub fn read(meta: &ObjectMeta) -> Option<Self> {
+        let value = annotation(meta, wellknown::REQUIRE_WAYPOINT)?;
+        Some(match value {
+            "0" | "f" | "F" | "false" | "FALSE" | "False" => Self::Open,
+            _ => Self::Closed,
+        })
+    }
+
+    /// What holds for a pod: its own word, or else that of the services that it backs, of which one suffices to close,
+    /// or else its namespace's, or the mesh's.
+    pub fn of_pod(
+        own: Option<Self>,
+        services: impl IntoIterator<Item = Option<Self>>,
+        namespace: Option<Self>,
+        mesh: Option<Self>,
+    ) -> Self {
+        let services = services.into_iter().flatten();
+        own.or_else(|| services.max_by_key(|word| *word == Self::Closed))
+            .or(namespace)
+            .or(mesh)
+            .unwrap_or(Self::Open)
+    }
+}
+
 /// Whether ingress gateways should pass through the waypoint, where labels say so.
 /// A malformed value counts as "no".
 pub fn ingress(labels: &Labels) -> Option<IngressUse> {
@@ -104,4 +139,63 @@ pub enum IngressUse {
     Waypoint,
     /// Straight to its endpoints.
     Direct,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_word_holds_and_one_service_suffices_to_close() {
+        use Bypass::{Closed, Open};
+        let check = |own, services: &[_], namespace, mesh, expected| {
+            let said = Bypass::of_pod(own, services.iter().copied(), namespace, mesh);
+            assert_eq!(
+                said, expected,
+                "{own:?} {services:?} {namespace:?} {mesh:?}"
+            );
+        };
+        check(None, &[], None, None, Open);
+        check(None, &[], None, Some(Closed), Closed);
+        check(None, &[None], Some(Open), Some(Closed), Open);
+        check(None, &[Some(Open)], Some(Closed), None, Open);
+        check(
+            None,
+            &[Some(Open), Some(Closed), None],
+            Some(Open),
+            None,
+            Closed,
+        );
+        check(None, &[Some(Closed), Some(Open)], None, None, Closed);
+        check(
+            Some(Open),
+            &[Some(Closed)],
+            Some(Closed),
+            Some(Closed),
+            Open,
+        );
+        check(Some(Closed), &[Some(Open)], Some(Open), Some(Open), Closed);
+    }
+
+    #[test]
+    fn only_a_plain_no_leaves_the_way_around_open() {
+        let read = |value: &str| {
+            let annotations = [(wellknown::REQUIRE_WAYPOINT.to_owned(), value.to_owned())];
+            Bypass::read(&ObjectMeta {
+                annotations: Some(annotations.into()),
+                ..ObjectMeta::default()
+            })
+        };
+        for (value, expected) in [
+            ("true", Bypass::Closed),
+            ("yes", Bypass::Closed),
+            ("", Bypass::Closed),
+            ("no", Bypass::Closed),
+            ("false", Bypass::Open),
+            ("0", Bypass::Open),
+        ] {
+            assert_eq!(read(value), Some(expected), "{value:?}");
+        }
+        assert_eq!(Bypass::read(&ObjectMeta::default()), None);
+    }
 }

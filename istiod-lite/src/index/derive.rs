@@ -6,6 +6,7 @@ use prost::Message;
 use proto::{security, workload as wire};
 
 mod bind;
+mod bypass;
 mod entries;
 mod routes;
 
@@ -17,6 +18,7 @@ use crate::{
     },
     status,
     translate::{
+        bypass as bypass_policy,
         peer_authentication::{self, Parent, Requirement, STATIC_STRICT},
         ports,
         route::ParentKey,
@@ -39,6 +41,7 @@ impl Index {
             Subject::PeerAuthentication(name) => self.derive_peer_authentication(name),
             Subject::Route(id) => self.derive_route(id),
             Subject::StaticStrict => Some(self.derive_static_strict()),
+            Subject::OnlyThrough(waypoints) => self.derive_only_through(waypoints),
         };
         derived.unwrap_or_default()
     }
@@ -59,6 +62,14 @@ impl Index {
                 (None, binding)
             }
         };
+        let only_through = match own_gateway {
+            Some(_) => None,
+            None => self.only_through((name, pod), here, &mut gateways),
+        };
+        let mut policies = self.policies_of(&name.namespace, here, &pod.labels);
+        policies.extend(only_through.as_ref().map(|waypoints| {
+            bypass_policy::name(&self.mesh.root_namespace, waypoints).to_string()
+        }));
         let services = here.services_of(&name.name, pod).into_iter();
         let services = services.map(|(service, facts)| {
             let service = NamespacedName::new(name.namespace.clone(), service.clone());
@@ -76,7 +87,7 @@ impl Index {
                 locality: self.world.nodes.get(&*pod.node),
                 // A Kubernetes service never shares its name with an entry's host here.
                 services: services.chain(entries).collect(),
-                policies: self.policies_of(&name.namespace, here, &pod.labels),
+                policies,
                 waypoint,
                 application_tunnel: own_gateway.and_then(|known| known.binding()),
             },
@@ -85,6 +96,7 @@ impl Index {
         Some(Derived {
             resources: vec![self.workload_resource(message)],
             gateways,
+            only_through,
             ..Derived::default()
         })
     }

@@ -199,15 +199,15 @@ impl Index {
         let visibility = self.visibility(name);
         let here = self.world.namespaces.entry(name.clone()).or_default();
         let before = std::mem::replace(&mut here.namespace, facts);
-        let network_changed =
-            **name == *self.mesh.root_namespace && before.network != here.namespace.network;
+        let concerns_all = **name == *self.mesh.root_namespace
+            && (before.network != here.namespace.network || before.bypass != here.namespace.bypass);
         if before != here.namespace {
             let mut touched = BTreeSet::new();
             mark_namespace(name, here, &mut touched);
             self.dirty.extend(touched);
             self.mark_routes_into(name);
         }
-        if network_changed {
+        if concerns_all {
             let mut touched = BTreeSet::new();
             for (namespace, here) in &self.world.namespaces {
                 mark_namespace(namespace, here, &mut touched);
@@ -245,6 +245,16 @@ impl Index {
             }
             self.forget_deserted(&name.namespace);
             return;
+        }
+        let accounts =
+            [before.as_ref(), facts.as_ref()].map(|pod| pod.and_then(account_of_gateway));
+        if accounts[0] != accounts[1] {
+            for (gateway, _) in accounts.iter().flatten() {
+                let gateway = NamespacedName::new(name.namespace.clone(), &**gateway);
+                let users = self.users.get(&gateway).into_iter().flatten();
+                let policies = users.filter(|user| matches!(user, Subject::OnlyThrough(_)));
+                self.dirty.extend(policies.cloned());
+            }
         }
         if let Some(before) = before {
             here.pods_by_labels.remove(&name.name, &before.labels);
@@ -427,6 +437,12 @@ impl Index {
 fn take<T>(read: Read<T>, problems: &mut Vec<Problem>) -> T {
     problems.extend(read.problems);
     read.facts
+}
+
+/// Under which account a pod lives as an instance of which Gateway.
+fn account_of_gateway(pod: &pod::Pod) -> Option<(String, Arc<str>)> {
+    let gateway = pod.labels.get(wellknown::GATEWAY_NAME)?;
+    (pod.life == pod::Life::Live).then(|| (gateway.clone(), pod.service_account.clone()))
 }
 
 fn parents_of(status: Option<&kinds::RouteStatus>) -> Vec<serde_json::Value> {
