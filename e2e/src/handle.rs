@@ -5,6 +5,7 @@
 //! can do by hand. The caller's process stays as it is: it enters no namespace.
 
 mod access;
+mod forward;
 mod held;
 mod link;
 mod process;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 pub use self::access::Finished;
+pub use self::forward::{Forward, Tunnel};
 pub use self::held::Held;
 pub use self::link::Link;
 pub use self::process::{Process, processor_seconds};

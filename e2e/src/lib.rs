@@ -14,6 +14,7 @@
 //! - [`traffic`], [`dns`]: the servers and clients that run in pods, and whom they ask for names
 //! - [`gateway`]: lets in what other networks send; [`native`]: a pod that tunnels itself; [`member`]: what both have in
 //!   common
+//! - [`waypoints`]: the objects of a waypoint
 //! - [`hostile`]: peers that mean harm
 //! - [`sniff`], [`wire`]: what the wire carries
 //! - [`kubernetes`]: a real API server, without nodes
@@ -56,4 +57,5 @@ pub mod topology;
 pub mod tour;
 pub mod traffic;
 pub mod trial;
+pub mod waypoints;
 pub mod wire;

@@ -7,9 +7,12 @@
 //! - which policy decided: by the same log
 //! - how many bytes: by the metrics of the same proxy
 //!
+//! Then requests by way of a waypoint ([`requests`]), and what each party says of them.
+//!
 //! Nothing is believed that was not seen.
 
 mod evidence;
+mod requests;
 mod scenarios;
 mod table;
 
@@ -23,6 +26,16 @@ pub use crate::tour::scenarios::{Expected, Scenario, all};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Proved {
     pub facts: Vec<Fact>,
+    /// Of requests by way of a waypoint.
+    pub claims: Vec<Claim>,
+}
+
+/// Something that a waypoint is to do with requests, and what was seen of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Claim {
+    pub what: String,
+    pub seen: String,
+    pub holds: bool,
 }
 
 /// One conversation and what was seen of it.
@@ -78,7 +91,9 @@ pub enum Verdict {
 
 impl Proved {
     pub fn holds(&self) -> bool {
-        !self.facts.is_empty() && self.facts.iter().all(|fact| fact.holds)
+        let facts = self.facts.iter().map(|fact| fact.holds);
+        let mut all = facts.chain(self.claims.iter().map(|claim| claim.holds));
+        !self.facts.is_empty() && !self.claims.is_empty() && all.all(|holds| holds)
     }
 
     /// For people.
@@ -99,5 +114,7 @@ pub fn walk(lab: &Access, mut watch: impl FnMut(&str)) -> Result<Proved> {
         ));
         facts.push(evidence::gather(lab, &scenario)?);
     }
-    Ok(Proved { facts })
+    watch("requests by way of a waypoint");
+    let claims = requests::gather(lab)?;
+    Ok(Proved { facts, claims })
 }

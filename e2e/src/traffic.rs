@@ -45,6 +45,9 @@ pub struct Report {
     pub milliseconds: u64,
     /// What a server had to say, where that is the point: a greeting, a page, a receipt.
     pub answer: Option<String>,
+    /// The headers of an HTTP answer, each a line.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub headers: Vec<String>,
 }
 
 impl Report {
@@ -58,11 +61,20 @@ impl Report {
             received: 0,
             milliseconds: 0,
             answer: None,
+            headers: Vec::new(),
         }
     }
 
     pub fn is_done(&self) -> bool {
         self.outcome == Outcome::Done
+    }
+
+    /// The value of a header of the answer, by its name in small letters.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find_map(|line| {
+            let (known, value) = line.split_once(':')?;
+            known.eq_ignore_ascii_case(name).then(|| value.trim())
+        })
     }
 }
 

@@ -45,6 +45,10 @@ fn up_once_proves_everything_and_says_so_as_data() {
     for fact in &proved.facts {
         assert!(fact.holds, "{}: {:?}", fact.path, fact.failures);
     }
+    for claim in &proved.claims {
+        assert!(claim.holds, "{}: {}", claim.what, claim.seen);
+    }
+    assert_eq!(proved.claims.len(), 6, "{:?}", proved.claims);
     assert!(
         proved.facts.len() >= 12,
         "only {} facts",
@@ -386,7 +390,11 @@ fn an_ordinary_user_has_the_same_mesh() {
         .filter(|fact| !fact.holds)
         .map(|fact| (&fact.path, &fact.failures))
         .collect();
-    assert!(failed.is_empty() && output.status.success(), "{failed:?}");
+    let unproved: Vec<_> = proved.claims.iter().filter(|claim| !claim.holds).collect();
+    assert!(
+        failed.is_empty() && unproved.is_empty() && output.status.success(),
+        "{failed:?} {unproved:?}"
+    );
 }
 
 #[derive(Debug, Clone, Copy)]

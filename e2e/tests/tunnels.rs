@@ -4,17 +4,16 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers may end the test")]
 
-use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::ensure;
 use e2e::access_log::Entry;
 use e2e::environment::Environment;
-use e2e::handle::{Lab, Shared, eventually};
+use e2e::handle::{Forward, Lab, Shared, Tunnel, eventually};
 use e2e::topology::Node;
 use e2e::traffic::proxied::Told;
 use e2e::traffic::{Outcome, Report};
@@ -190,79 +189,15 @@ fn entry(node: Node, what: &str, wanted: impl Fn(&Entry) -> bool) -> Entry {
         .unwrap()
 }
 
-fn volume(pod: &str) -> PathBuf {
-    let folder = format!("volumes/shop_{pod}/tokens/istio-token");
-    lab().state().node(Node::B).join(folder)
-}
-
-/// How a pod with the account `native` says who it is.
-fn membership(pod: &str) -> Vec<String> {
-    let roots = lab().state().root_certificates();
-    [
-        ("--account", "shop/native".to_owned()),
-        (
-            "--control-plane",
-            "https://istiod.istio-system.svc:15012".to_owned(),
-        ),
-        ("--token", volume(pod).display().to_string()),
-        ("--roots", roots.display().to_string()),
-    ]
-    .into_iter()
-    .flat_map(|(flag, value)| [flag.to_owned(), value])
-    .collect()
-}
-
 /// A loopback port in the native pod that leads to an application elsewhere, by a tunnel of the pod's own.
-struct Forward {
-    process: Child,
-    _lifeline: ChildStdin,
-    said: BufReader<ChildStdout>,
-    port: u16,
-}
-
-impl Forward {
-    fn to(target: SocketAddr, expect: &str) -> Self {
-        let target = target.to_string();
-        let member = membership("native");
-        let mut arguments = vec!["native", "forward", "--to", &target, "--expect", expect];
-        arguments.extend(member.iter().map(String::as_str));
-        let mut command = lab().tool("shop/native", &arguments);
-        let mut process = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lifeline = process.stdin.take().unwrap();
-        let mut line = String::new();
-        let mut said = BufReader::new(process.stdout.take().unwrap());
-        said.read_line(&mut line).unwrap();
-        Self {
-            process,
-            _lifeline: lifeline,
-            said,
-            port: line.trim().parse().unwrap(),
-        }
-    }
-
-    fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
-    }
-
-    /// Why a connection through it was not opened.
-    fn refusal(&mut self) -> String {
-        let report = attempt("shop/native", &["echo", &self.address()]);
-        assert_eq!(report.outcome, Outcome::Reset, "{report:?}");
-        let mut line = String::new();
-        self.said.read_line(&mut line).unwrap();
-        line
-    }
-}
-
-impl Drop for Forward {
-    fn drop(&mut self) {
-        let _already_gone = self.process.kill();
-        let _reaped = self.process.wait();
-    }
+fn forward(target: SocketAddr, expect: &str) -> Forward {
+    let tunnel = Tunnel {
+        pod: "shop/native",
+        to: target,
+        through: None,
+        expect,
+    };
+    lab().forward(tunnel).unwrap()
 }
 
 // A pod that terminates tunnels itself.
@@ -350,10 +285,10 @@ fn tcp_keeps_its_promises_towards_it() {
 #[test]
 fn it_reaches_captured_pods_by_a_tunnel_of_its_own() {
     for pod in ["shop/web-b", "shop/web-a"] {
-        let forward = Forward::to(lab().v4(pod, 9000).unwrap(), WEB_ID);
+        let forwarded = forward(lab().v4(pod, 9000).unwrap(), WEB_ID);
         talk(
             "shop/native",
-            &["echo", &forward.address(), "--bytes", "1234567"],
+            &["echo", &forwarded.address(), "--bytes", "1234567"],
         );
         let node = if pod.ends_with('a') { Node::A } else { Node::B };
         let line = entry(node, "the connection inbound", |entry| {
@@ -367,12 +302,12 @@ fn it_reaches_captured_pods_by_a_tunnel_of_its_own() {
             assert!(line.is(field, value), "{field} of {line}");
         }
     }
-    let forward = Forward::to(lab().v4("shop/web-b", 9002).unwrap(), WEB_ID);
+    let forwarded = forward(lab().v4("shop/web-b", 9002).unwrap(), WEB_ID);
     talk(
         "shop/native",
         &[
             "finish-after-sending",
-            &forward.address(),
+            &forwarded.address(),
             "--bytes",
             "3000000",
         ],
@@ -383,14 +318,16 @@ fn it_reaches_captured_pods_by_a_tunnel_of_its_own() {
 fn what_it_may_do_is_decided_by_its_own_identity() {
     // The vault lets the client in and nobody else.
     let vault = lab().v4("shop/vault", 9000).unwrap();
-    let refusal = Forward::to(vault, "spiffe://cluster.local/ns/shop/sa/vault").refusal();
+    let refusal = forward(vault, "spiffe://cluster.local/ns/shop/sa/vault")
+        .refusal()
+        .unwrap();
     assert!(refusal.contains("status 401"), "{refusal}");
     let denied = entry(Node::B, "the denial", |entry| {
         entry.is("src.identity", NATIVE_ID) && entry.is("dst.workload", "vault")
     });
     assert!(denied.error().is_some(), "{denied}");
     // And it does not take just anybody for the web.
-    let refusal = Forward::to(vault, WEB_ID).refusal();
+    let refusal = forward(vault, WEB_ID).refusal().unwrap();
     assert!(refusal.contains("is not one of"), "{refusal}");
 }
 
@@ -487,7 +424,7 @@ fn envoy_as_a_sidecar_speaks_with_captured_pods_both_ways() {
         program.display()
     );
     let folder = tempfile::tempdir().unwrap();
-    let member = membership("envoy");
+    let member = lab().membership("shop/envoy", "shop/native").unwrap();
     let path = folder.path().to_str().unwrap();
     let mut arguments = vec!["native", "certify", "--directory", path];
     arguments.extend(member.iter().map(String::as_str));

@@ -38,13 +38,29 @@ pub(super) fn print(proved: &Proved, colour: Colour) -> String {
         .zip([None].into_iter().chain(proved.facts.iter().map(Some)))
     {
         // Writing to a string can't fail.
-        let _infallible = writeln!(text, "{}", paint(line, fact, colour));
+        let _infallible = writeln!(text, "{}", paint(line, fact.map(|fact| fact.holds), colour));
         for failure in fact.into_iter().flat_map(|fact| &fact.failures) {
             let _infallible = writeln!(text, "      {failure}");
         }
     }
-    let held = proved.facts.iter().filter(|fact| fact.holds).count();
-    let _infallible = writeln!(text, "\n  {held} of {} held", proved.facts.len());
+    text.push('\n');
+    let heading = ["", "BY WAY OF A WAYPOINT", "SEEN"].map(String::from);
+    let claims = proved.claims.iter().map(|claim| {
+        let mark = if claim.holds { "✓" } else { "✗" };
+        vec![mark.into(), claim.what.clone(), claim.seen.clone()]
+    });
+    let rows: Vec<Vec<String>> = [heading.to_vec()].into_iter().chain(claims).collect();
+    let held = [None].into_iter();
+    let held = held.chain(proved.claims.iter().map(|claim| Some(claim.holds)));
+    for (line, holds) in columns(&rows).lines().zip(held) {
+        let _infallible = writeln!(text, "{}", paint(line, holds, colour));
+    }
+    let facts = proved.facts.iter().map(|fact| fact.holds);
+    let all = facts.chain(proved.claims.iter().map(|claim| claim.holds));
+    let (held, all) = all.fold((0, 0), |(held, all), holds| {
+        (held + u32::from(holds), all + 1)
+    });
+    let _infallible = writeln!(text, "\n  {held} of {all} held");
     text
 }
 
@@ -89,12 +105,13 @@ fn short(identity: &Option<String>) -> String {
     )
 }
 
-fn paint(line: &str, fact: Option<&Fact>, colour: Colour) -> String {
-    let code = match (colour, fact) {
+/// A heading, or a line that holds or does not.
+fn paint(line: &str, holds: Option<bool>, colour: Colour) -> String {
+    let code = match (colour, holds) {
         (Colour::None, _) => return line.to_owned(),
         (Colour::Ansi, None) => 1,
-        (Colour::Ansi, Some(fact)) if fact.holds => 32,
-        (Colour::Ansi, Some(_)) => 31,
+        (Colour::Ansi, Some(true)) => 32,
+        (Colour::Ansi, Some(false)) => 31,
     };
     format!("\x1b[{code}m{line}\x1b[0m")
 }

@@ -26,6 +26,9 @@ pub enum Conversation {
         /// A header to send, as `name: value`; may be given again
         #[arg(long = "header")]
         headers: Vec<String>,
+        /// So many requests, one after the other, each on a connection of its own; the answers are told one after the other
+        #[arg(long, default_value_t = 1)]
+        times: u32,
     },
     /// Find the address that a name leads to, as any application would, and leave it at that
     Lookup {
@@ -126,7 +129,8 @@ pub async fn converse(conversation: &Conversation) -> Report {
             target,
             path,
             headers,
-        } => get(*target, path, headers).await,
+            times,
+        } => get(*target, path, headers, *times).await,
         Conversation::Lookup { target } => Progress::new(*target).end(Ok(())),
         Conversation::Echo { target, volume } => echo(*target, volume).await,
         Conversation::Greet { target } => greet(*target).await,
@@ -177,18 +181,22 @@ impl Progress {
     }
 }
 
-async fn get(target: SocketAddr, path: &str, headers: &[String]) -> Report {
+async fn get(target: SocketAddr, path: &str, headers: &[String], times: u32) -> Report {
     let mut progress = Progress::new(target);
     let outcome = async {
-        let stream = progress.connect(target).await?;
-        let answer = within(http::get_with(stream, &target.to_string(), path, headers)).await?;
-        progress.report.received = answer.body.len() as u64;
-        progress.report.answer = Some(answer.body);
-        if answer.status == 200 {
-            Ok(())
-        } else {
-            Err(Outcome::Failed(format!("status {}", answer.status)))
+        for _request in 0..times {
+            let stream = progress.connect(target).await?;
+            let host = target.to_string();
+            let answer = within(http::get_with(stream, &host, path, headers)).await?;
+            progress.report.received += answer.body.len() as u64;
+            progress.report.headers = answer.headers;
+            let told = progress.report.answer.get_or_insert_default();
+            told.push_str(&answer.body);
+            if answer.status != 200 {
+                return Err(Outcome::Failed(format!("status {}", answer.status)));
+            }
         }
+        Ok(())
     }
     .await;
     progress.end(outcome)

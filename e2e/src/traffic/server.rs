@@ -24,6 +24,7 @@ use crate::traffic::{http, payload::Receipt, proxied};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manner {
     /// HTTP/1.1: `/` says who answers and who asked, `/healthz` is for probes, `/receipt/ID` is what `finish-first` got.
+    /// `/asked/PATH` says how often PATH was asked for, `/fail/N/…` answers 503 the first N times, `/slow/N/…` after N ms.
     Http,
     /// Sends back what comes.
     Echo,
@@ -88,9 +89,14 @@ impl FromStr for Service {
 struct Shared {
     name: String,
     receipts: RefCell<HashMap<String, Option<String>>>,
+    /// How often each page was asked for.
+    asked: RefCell<HashMap<String, u32>>,
     closing: CancellationToken,
     open: TaskTracker,
 }
+
+/// How many pages' counts are kept.
+const MOST_PAGES: usize = 4096;
 
 /// How long conversations that are open at SIGTERM have to come to their end.
 const LAST_WORDS: Duration = Duration::from_millis(700);
@@ -112,6 +118,7 @@ pub async fn serve(name: String, services: Vec<Service>) -> Result<()> {
     let shared = Rc::new(Shared {
         name,
         receipts: RefCell::default(),
+        asked: RefCell::default(),
         closing: CancellationToken::new(),
         open: TaskTracker::new(),
     });
@@ -198,6 +205,21 @@ async fn page(stream: TcpStream, peer: SocketAddr, shared: &Shared) -> io::Resul
             None => http::answer(&mut stream, 404, "text/plain", "no such receipt yet").await,
         };
     }
+    if let Some(path) = path.strip_prefix("/asked") {
+        let times = shared.asked.borrow().get(path).copied().unwrap_or(0);
+        return http::answer(&mut stream, 200, "text/plain", &times.to_string()).await;
+    }
+    let times = shared.note(path);
+    let number = |name: &str| {
+        let rest = path.strip_prefix(name)?.split('/').next()?;
+        rest.parse::<u32>().ok()
+    };
+    if number("/fail/").is_some_and(|failures| times <= failures) {
+        return http::answer(&mut stream, 503, "text/plain", "not yet").await;
+    }
+    if let Some(wait) = number("/slow/") {
+        tokio::time::sleep(Duration::from_millis(wait.into())).await;
+    }
     let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
     let local = SocketAddr::new(local.ip().to_canonical(), local.port());
     let headers = head.get(1..).unwrap_or_default();
@@ -206,6 +228,19 @@ async fn page(stream: TcpStream, peer: SocketAddr, shared: &Shared) -> io::Resul
     });
     let body = body.to_string() + "\n";
     http::answer(&mut stream, 200, "application/json", &body).await
+}
+
+impl Shared {
+    /// Counts a page that is asked for, which stands for all others once there are too many to remember.
+    fn note(&self, path: &str) -> u32 {
+        let mut asked = self.asked.borrow_mut();
+        let known = asked.len() < MOST_PAGES || asked.contains_key(path);
+        let times = asked
+            .entry(if known { path } else { "" }.to_owned())
+            .or_default();
+        *times += 1;
+        *times
+    }
 }
 
 async fn echo(mut stream: TcpStream) -> io::Result<()> {

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A waypoint of a namespace, a server behind it, and one that is not; what each party says of a connection.
 
-use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use e2e::access_log::{self, Entry};
-use e2e::handle::{Lab, Shared, eventually};
+use e2e::handle::{Forward, Lab, Shared, Tunnel, eventually};
 use e2e::telemetry::Metrics;
 use e2e::topology::Node;
 use e2e::traffic::{Outcome, Report};
+use e2e::waypoints::Waypoint;
 
 static SHARED: Shared = Shared::new("waypoint", env!("CARGO_BIN_EXE_e2e"));
 
@@ -20,15 +19,19 @@ pub(crate) const CLIENT_ID: &str = "spiffe://cluster.local/ns/shop/sa/client";
 pub(crate) const WAYPOINT_ID: &str = "spiffe://cluster.local/ns/guarded/sa/wp";
 pub(crate) const SERVER_ID: &str = "spiffe://cluster.local/ns/guarded/sa/server";
 
-/// The waypoint stands on the node of neither, as far as two nodes allow: with the server, and away from the client.
+/// It stands with the client, and away from the server.
+const WAYPOINT: Waypoint = Waypoint {
+    namespace: "guarded",
+    name: "wp",
+    node: Node::A,
+    serves: "all",
+    number: 70,
+};
+
 const MANIFEST: &str = r#"
 apiVersion: v1
 kind: Namespace
 metadata: {name: guarded, labels: {istio.io/dataplane-mode: ambient}}
----
-apiVersion: v1
-kind: ServiceAccount
-metadata: {name: wp, namespace: guarded}
 ---
 apiVersion: v1
 kind: ServiceAccount
@@ -37,69 +40,6 @@ metadata: {name: server, namespace: guarded}
 apiVersion: v1
 kind: ServiceAccount
 metadata: {name: direct, namespace: guarded}
----
-apiVersion: gateway.networking.k8s.io/v1
-kind: Gateway
-metadata:
-  name: wp
-  namespace: guarded
-  labels: {istio.io/waypoint-for: all}
-spec:
-  gatewayClassName: istio-waypoint
-  listeners: [{name: mesh, port: 15008, protocol: HBONE}]
-status: {addresses: [{type: Hostname, value: wp.guarded.svc.cluster.local}]}
----
-apiVersion: v1
-kind: Service
-metadata: {name: wp, namespace: guarded}
-spec:
-  selector: {gateway.networking.k8s.io/gateway-name: wp}
-  clusterIP: 10.96.0.70
-  clusterIPs: [10.96.0.70, "fd96::70"]
-  ipFamilies: [IPv4, IPv6]
-  ipFamilyPolicy: PreferDualStack
-  ports: [{name: mesh, port: 15008}]
----
-apiVersion: v1
-kind: Pod
-metadata:
-  name: wp
-  namespace: guarded
-  labels:
-    gateway.networking.k8s.io/gateway-name: wp
-    istio.io/dataplane-mode: none
-    networking.istio.io/tunnel: http
-spec:
-  nodeName: node-a
-  serviceAccountName: wp
-  terminationGracePeriodSeconds: 5
-  volumes:
-  - name: tokens
-    projected: {sources: [{serviceAccountToken: {audience: istio-ca, expirationSeconds: 43200, path: istio-token}}]}
-  containers:
-  - name: istio-proxy
-    image: culvert/waypoint
-    args: [proxy, waypoint]
-    env:
-    - {name: GATEWAY_NAME, value: wp}
-    - {name: CA_ADDRESS, value: $(LAB_CONTROL_PLANE)}
-    - {name: XDS_ADDRESS, value: $(LAB_CONTROL_PLANE)}
-    - {name: CA_ROOT_CA, value: $(LAB_ROOT_CERTIFICATES)}
-    - {name: XDS_ROOT_CA, value: $(LAB_ROOT_CERTIFICATES)}
-    - {name: AUTH_TOKEN, value: $(LAB_VOLUMES)/tokens/istio-token}
-    - {name: ISTIO_META_CLUSTER_ID, value: $(LAB_CLUSTER_ID)}
-    - {name: NETWORK, value: $(LAB_NETWORK)}
-    - {name: TERMINATION_GRACE_PERIOD_SECONDS, value: "5"}
-    - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
-    - {name: POD_NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
-    - {name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
-    - {name: INSTANCE_IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
-    - {name: SERVICE_ACCOUNT, valueFrom: {fieldRef: {fieldPath: spec.serviceAccountName}}}
-    - {name: LOG_FORMAT, value: json}
-    - {name: RUST_LOG, value: info}
-    - {name: RUST_BACKTRACE, value: "1"}
-    securityContext: {capabilities: {drop: [ALL]}}
-    readinessProbe: {httpGet: {path: /healthz/ready, port: 15021}}
 ---
 apiVersion: v1
 kind: Pod
@@ -142,6 +82,7 @@ pub(crate) fn lab() -> &'static Lab {
     let lab = SHARED.lab();
     APPLIED.get_or_init(|| {
         lab.apply(MANIFEST).unwrap();
+        lab.apply(&WAYPOINT.manifest()).unwrap();
         for pod in ["guarded/wp", "guarded/server", "guarded/direct"] {
             lab.wait_ready(pod).unwrap();
         }
@@ -182,11 +123,16 @@ pub(crate) fn outbound(report: &Report) -> anyhow::Result<Entry> {
 
 /// The latest line of the waypoint's access log that `wanted` recognises.
 pub(crate) fn waypoint_entry(what: &str, wanted: impl Fn(&Entry) -> bool) -> Entry {
+    waypoint_entry_of("guarded/wp", what, wanted)
+}
+
+/// The same of another waypoint.
+pub(crate) fn waypoint_entry_of(pod: &str, what: &str, wanted: impl Fn(&Entry) -> bool) -> Entry {
     eventually(
         &format!("the waypoint's log shows {what}"),
         PATIENCE,
         || {
-            let entries = access_log::parse(&lab().log("guarded/wp")?);
+            let entries = access_log::parse(&lab().log(pod)?);
             let found = entries.iter().rev().find(|entry| wanted(entry)).cloned();
             found.with_context(|| {
                 let last = entries.iter().rev().take(4);
@@ -210,75 +156,12 @@ pub(crate) fn waypoint_dump() -> serde_json::Value {
 }
 
 /// A loopback port of the pod `direct` that leads to `to` by a tunnel to the waypoint, whatever the mesh thinks of it.
-pub(crate) struct Direct {
-    process: Child,
-    _lifeline: ChildStdin,
-    said: BufReader<ChildStdout>,
-    port: u16,
-}
-
-impl Direct {
-    pub(crate) fn to(to: SocketAddr) -> Self {
-        let (to, through) = (
-            to.to_string(),
-            lab().v4("guarded/wp", 15008).unwrap().ip().to_string(),
-        );
-        let token = lab()
-            .state()
-            .node(Node::B)
-            .join("volumes/guarded_direct/tokens/istio-token");
-        let roots = lab().state().root_certificates();
-        let arguments = [
-            "native",
-            "forward",
-            "--account=guarded/direct",
-            "--control-plane=https://istiod.istio-system.svc:15012",
-            &format!("--token={}", token.display()),
-            &format!("--roots={}", roots.display()),
-            "--to",
-            &to,
-            "--through",
-            &through,
-            "--expect",
-            WAYPOINT_ID,
-        ];
-        let mut command = lab().tool("guarded/direct", &arguments);
-        let mut process = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lifeline = process.stdin.take().unwrap();
-        let mut said = BufReader::new(process.stdout.take().unwrap());
-        let mut line = String::new();
-        said.read_line(&mut line).unwrap();
-        Self {
-            process,
-            _lifeline: lifeline,
-            said,
-            port: line.trim().parse().unwrap(),
-        }
-    }
-
-    pub(crate) fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
-    }
-
-    /// What the waypoint answered to a connection that it refused.
-    pub(crate) fn refusal(&mut self) -> String {
-        let report = lab()
-            .traffic("guarded/direct", &["echo", &self.address()])
-            .unwrap();
-        assert_eq!(report.outcome, Outcome::Reset, "{report:?}");
-        let mut line = String::new();
-        self.said.read_line(&mut line).unwrap();
-        line
-    }
-}
-
-impl Drop for Direct {
-    fn drop(&mut self) {
-        let _already_gone = self.process.kill();
-        let _reaped = self.process.wait();
-    }
+pub(crate) fn direct(to: SocketAddr) -> Forward {
+    let tunnel = Tunnel {
+        pod: "guarded/direct",
+        to,
+        through: Some(lab().v4("guarded/wp", 15008).unwrap().ip()),
+        expect: WAYPOINT_ID,
+    };
+    lab().forward(tunnel).unwrap()
 }

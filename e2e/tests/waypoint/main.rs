@@ -8,3 +8,4 @@ mod ground;
 mod http;
 mod routes;
 mod tcp;
+mod who;

@@ -5,7 +5,7 @@ use e2e::topology::Node;
 use e2e::traffic::Outcome;
 
 use crate::ground::{
-    CLIENT_ID, Direct, PATIENCE, SERVER_ID, WAYPOINT_ID, lab, outbound, talk, waypoint_dump,
+    CLIENT_ID, PATIENCE, SERVER_ID, WAYPOINT_ID, direct, lab, outbound, talk, waypoint_dump,
     waypoint_entry, waypoint_metrics,
 };
 
@@ -116,8 +116,7 @@ fn only_what_is_bound_to_it_is_served() {
     let elsewhere = lab().v4("shop/web-b", 9000).unwrap();
     let refused = || waypoint_metrics().sum("culvert_connections_refused_total", &[("flag", "NR")]);
     let before = refused();
-    let mut direct = Direct::to(elsewhere);
-    let words = direct.refusal();
+    let words = direct(elsewhere).refusal().unwrap();
     assert!(words.contains("404"), "{words}");
     let entry = waypoint_entry("the refusal", |entry| {
         entry.is("dst.hbone_addr", &elsewhere.to_string())
@@ -139,8 +138,8 @@ fn only_what_is_bound_to_it_is_served() {
     );
 
     // The same client may have what is.
-    let direct = Direct::to(lab().v4("guarded/server", 9000).unwrap());
-    talk("guarded/direct", &["echo", &direct.address()]);
+    let allowed = direct(lab().v4("guarded/server", 9000).unwrap());
+    talk("guarded/direct", &["echo", &allowed.address()]);
 }
 
 #[test]

@@ -337,3 +337,6 @@ impl Binding {
         vec![share(primary, 100 - percent), share(canary, *percent)]
     }
 }
+
+#[cfg(test)]
+mod tests;

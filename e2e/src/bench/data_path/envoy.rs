@@ -95,27 +95,11 @@ impl Envoy {
 
 fn certify(lab: &Lab, pod: &str, files: &str) -> Result<()> {
     let name = format!("envoy/{pod}");
-    let record = lab.pod(&name)?;
-    let folder = lab.state().node(record.node).join("volumes");
-    let token = folder.join(record.pod.slug()).join("tokens/istio-token");
-    let (token, roots) = (
-        token.display().to_string(),
-        lab.state().root_certificates().display().to_string(),
-    );
-    let arguments = [
-        "native",
-        "certify",
-        "--directory",
-        files,
-        "--account",
-        &name,
-        "--control-plane",
-        "https://istiod.istio-system.svc:15012",
-        "--token",
-        &token,
-        "--roots",
-        &roots,
-    ];
+    let mut arguments = ["native", "certify", "--directory", files]
+        .map(str::to_owned)
+        .to_vec();
+    arguments.extend(lab.membership(&name, &name)?);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let status = lab.tool(&name, &arguments).status()?;
     ensure!(status.success(), "no certificate for {name}");
     Ok(())
