@@ -14,6 +14,7 @@ use ops::shutdown::Shutdown;
 use serde::Serialize;
 
 use crate::config::Config;
+use crate::endpoints::Out;
 use crate::record::Refusal;
 use crate::route::Service;
 use crate::waypoint::Waypoint;
@@ -100,8 +101,8 @@ struct Dump<'a> {
     /// The own certificate, and why there is none or it could not be renewed.
     certificates: BTreeMap<String, String>,
     connections: Connections,
-    /// Endpoints that are avoided because they failed to connect: workload, port, milliseconds left.
-    ejected_endpoints: Vec<(String, u16, u128)>,
+    /// Endpoints that are avoided, and why.
+    ejected_endpoints: Vec<Out>,
     /// The latest failures, oldest first.
     refusals: Vec<Refusal>,
 }

@@ -226,7 +226,7 @@ async fn last_words(client: &mut Stream, near: &mut BytesMut, failure: Failure) 
 /// By which a destination is remembered.
 fn name(destination: &Destination) -> String {
     match destination {
-        Destination::Service { service, port, .. } | Destination::Routed { service, port } => {
+        Destination::Service { service, port, .. } | Destination::Routed { service, port, .. } => {
             format!("{}:{port}", service.key())
         }
         Destination::Workload { workload, address } => {

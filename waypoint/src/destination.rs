@@ -8,12 +8,13 @@
 //! ```
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use hbone::wire::Authority;
 use mesh::{Found, GatewayAddress, NamespacedHostname, Service, Store, Workload};
 
 use crate::config::Own;
+use crate::resilience::traffic::TrafficPolicy;
 use crate::route::{self, Port};
 use crate::state::Known;
 
@@ -27,7 +28,11 @@ pub enum Destination {
         port: u16,
     },
     /// A service that a route leads to; it need not be one that is served here.
-    Routed { service: Arc<Service>, port: u16 },
+    Routed {
+        service: Arc<Service>,
+        port: u16,
+        policy: Arc<TrafficPolicy>,
+    },
     /// One workload, by its address.
     Workload {
         workload: Arc<Workload>,
@@ -121,6 +126,16 @@ impl Destination {
         match self {
             Self::Service { served, port, .. } => served.port(*port),
             Self::Routed { .. } | Self::Workload { .. } => None,
+        }
+    }
+
+    /// How its endpoints are to be chosen and spared.
+    pub fn policy(&self) -> &Arc<TrafficPolicy> {
+        static DEFAULT: LazyLock<Arc<TrafficPolicy>> = LazyLock::new(Arc::default);
+        match self {
+            Self::Service { .. } => self.port().map_or(&DEFAULT, |port| &port.policy),
+            Self::Routed { policy, .. } => policy,
+            Self::Workload { .. } => &DEFAULT,
         }
     }
 

@@ -1,25 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which endpoint takes a connection, and what was seen of endpoints: who fails to connect, who carries how much.
+//! Which endpoint takes a connection or a request, and what was seen of endpoints: who fails to connect, who carries how
+//! much, who answers how soon and with errors.
 //!
-//! In: what is known, and what this very connection has tried. Out: an endpoint with its address and the way to it. What
-//! to make of failures is `mesh::standing`'s to say.
+//! In: what is known, how the port's endpoints are to be chosen, and what this very connection has tried. Out: an endpoint
+//! with its address and the way to it. What to make of failures is `mesh::standing`'s and `resilience`'s to say.
 
+mod observed;
+
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use mesh::balance::{self, Address, PortRule};
-use mesh::workload::{HealthStatus, TunnelProtocol};
+use mesh::balance::{self, Address};
+use mesh::workload::TunnelProtocol;
 use mesh::{Endpoint, Seen, Service, Standings, Workload};
 use parking_lot::RwLock;
 use rand::Rng;
 use spiffe::SpiffeId;
 use tracing::warn;
 
+use self::observed::Asked as OfService;
+pub use self::observed::{Begun, Observed};
 use crate::config::Own;
 use crate::destination::{Destination, own_workload};
 use crate::failure::Failure;
 use crate::record::{End, Security};
+use crate::resilience::hash::Key;
+use crate::resilience::traffic::TrafficPolicy;
 use crate::session::Pin;
 use crate::state::Known;
 
@@ -66,6 +74,41 @@ impl Chosen {
 #[derive(Default)]
 pub struct Endpoints {
     standings: RwLock<Standings>,
+    /// One for each destination that was asked for, until its service is gone.
+    observed: RwLock<HashMap<Place, Arc<Observed>>>,
+}
+
+/// A port of a service, or of a workload, whose namespace is empty here.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Place {
+    namespace: Arc<str>,
+    name: Arc<str>,
+    port: u16,
+}
+
+/// What one attempt asks for.
+#[derive(Clone, Copy)]
+pub struct Asked<'a> {
+    pub destination: &'a Destination,
+    pub policy: &'a TrafficPolicy,
+    /// What was seen of the destination.
+    pub observed: &'a Observed,
+    /// What it has in common with others that are to meet at one endpoint.
+    pub key: Option<Key>,
+    /// Where the client was before, if it is to come back.
+    pub pin: Option<Pin>,
+    /// Endpoints that failed already.
+    pub tried: &'a [Endpoint],
+}
+
+/// An endpoint that is avoided now.
+#[derive(Debug, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Out {
+    pub workload: String,
+    pub port: u16,
+    pub reason: &'static str,
+    pub milliseconds_left: u64,
 }
 
 /// An attempt to connect, later the connection: the endpoint carries it until this is dropped.
@@ -83,12 +126,11 @@ impl Endpoints {
         &self,
         known: &Known,
         own: &Own,
-        destination: &Destination,
-        tried: &[Endpoint],
-        pin: Option<Pin>,
+        asked: Asked<'_>,
         rng: &mut impl Rng,
     ) -> Result<Chosen, Failure> {
-        match destination {
+        let tried = asked.tried;
+        match asked.destination {
             Destination::Workload { workload, address } => {
                 if !tried.is_empty() {
                     return Err(Failure::NoEndpoint {
@@ -98,10 +140,11 @@ impl Endpoints {
                 }
                 // Its latest state, as it may have joined the mesh meanwhile.
                 let workload = known.mesh.workload(&workload.uid).unwrap_or(workload);
-                reach(own, workload, None, Place::At(*address))
+                reach(own, workload, None, Where::At(*address))
             }
-            Destination::Service { service, port, .. } | Destination::Routed { service, port } => {
-                self.of_service(known, own, (service, *port), tried, pin, rng)
+            Destination::Service { service, port, .. }
+            | Destination::Routed { service, port, .. } => {
+                self.of_service(known, own, (service, *port), asked, rng)
             }
         }
     }
@@ -111,8 +154,7 @@ impl Endpoints {
         known: &Known,
         own: &Own,
         (service, port): (&Arc<Service>, u16),
-        tried: &[Endpoint],
-        pin: Option<Pin>,
+        asked: Asked<'_>,
         rng: &mut impl Rng,
     ) -> Result<Chosen, Failure> {
         // As it is now, with its present balancing; or as it was when it is just gone.
@@ -122,16 +164,17 @@ impl Endpoints {
         let standings = self.standings.read();
         let seen = Seen {
             standings: &standings,
-            tried,
+            tried: asked.tried,
             now: Instant::now(),
         };
-        let rule = PortRule::Defined;
-        if let Some(pin) = pin
-            && let Some(chosen) = pinned(known, own, service, port, seen, pin)
-        {
-            return Ok(chosen);
-        }
-        let picked = balance::pick(&known.mesh, service, pod, port, rule, seen, rng);
+        let of = OfService {
+            service,
+            port,
+            policy: asked.policy,
+            key: asked.key,
+            pin: asked.pin,
+        };
+        let picked = asked.observed.pick(&known.mesh, pod, of, seen, rng);
         let picked = picked.map_err(|reason| Failure::NoEndpoint {
             name: format!("service {}", service.key()).into(),
             reason,
@@ -140,7 +183,7 @@ impl Endpoints {
             own,
             &picked.workload,
             Some(service),
-            Place::Port(picked.port),
+            Where::Port(picked.port),
         )
     }
 
@@ -152,15 +195,67 @@ impl Endpoints {
         }
     }
 
-    /// Those that are avoided now, with the milliseconds left.
-    pub fn out(&self) -> Vec<(String, u16, u128)> {
-        let now = Instant::now();
-        let standings = self.standings.read();
-        let out = standings.out(now).map(|(endpoint, failing)| {
-            let left = failing.until.duration_since(now).as_millis();
-            (endpoint.workload.to_string(), endpoint.port, left)
+    /// What was seen of a destination.
+    pub fn observed(&self, destination: &Destination) -> Arc<Observed> {
+        let place = Place::of(destination);
+        if let Some(observed) = self.observed.read().get(&place) {
+            return Arc::clone(observed);
+        }
+        Arc::clone(self.observed.write().entry(place).or_default())
+    }
+
+    /// Forgets what was seen of destinations that are gone and not in use; call it now and then.
+    pub fn expire(&self, known: &Known) {
+        let mesh = &known.mesh;
+        self.observed.write().retain(|place, observed| {
+            let exists = match &*place.namespace {
+                "" => mesh.workload(&place.name).is_some(),
+                namespace => mesh.service(namespace, &place.name).is_some(),
+            };
+            exists || Arc::strong_count(observed) > 1
         });
-        out.collect()
+    }
+
+    /// Those that are avoided now.
+    pub fn out(&self) -> Vec<Out> {
+        let now = Instant::now();
+        let out = |endpoint: &Endpoint, reason, left: Duration| Out {
+            workload: endpoint.workload.to_string(),
+            port: endpoint.port,
+            reason,
+            milliseconds_left: u64::try_from(left.as_millis()).unwrap_or(u64::MAX),
+        };
+        let standings = self.standings.read();
+        let failing = standings.out(now).map(|(endpoint, failing)| {
+            out(
+                endpoint,
+                "fails to connect",
+                failing.until.duration_since(now),
+            )
+        });
+        let observed = self.observed.read();
+        let outliers = observed.values().flat_map(|observed| observed.out(now));
+        let outliers = outliers.map(|(endpoint, left)| out(&endpoint, "answers with errors", left));
+        failing.chain(outliers).collect()
+    }
+}
+
+impl Place {
+    fn of(destination: &Destination) -> Self {
+        let (namespace, name, port) = match destination {
+            Destination::Service { service, port, .. }
+            | Destination::Routed { service, port, .. } => {
+                (service.namespace.clone(), service.hostname.clone(), *port)
+            }
+            Destination::Workload { workload, address } => {
+                ("".into(), workload.uid.clone(), address.port())
+            }
+        };
+        Self {
+            namespace,
+            name,
+            port,
+        }
     }
 }
 
@@ -191,33 +286,8 @@ impl Drop for Using {
     }
 }
 
-/// The endpoint that served a client before, while it is ready and in good standing.
-fn pinned(
-    known: &Known,
-    own: &Own,
-    service: &Arc<Service>,
-    port: u16,
-    seen: Seen<'_>,
-    pin: Pin,
-) -> Option<Chosen> {
-    let all = known.mesh.endpoints(service).iter();
-    let mut ready = all.filter(|workload| workload.status == HealthStatus::Healthy);
-    ready.find_map(|workload| {
-        let port = balance::target_port(service, workload, port, PortRule::Defined)?;
-        let endpoint = Endpoint {
-            workload: workload.uid.clone(),
-            port,
-        };
-        let is_good = pin.is_at(&endpoint)
-            && !seen.tried.contains(&endpoint)
-            && !seen.standings.is_out(&endpoint, seen.now);
-        let chosen = || reach(own, workload, Some(service), Place::Port(port)).ok();
-        is_good.then(chosen).flatten()
-    })
-}
-
 /// Where a workload is to be reached.
-enum Place {
+enum Where {
     /// At the address that was asked for.
     At(SocketAddr),
     /// At a port of any address that suits.
@@ -228,7 +298,7 @@ fn reach(
     own: &Own,
     workload: &Arc<Workload>,
     service: Option<&Service>,
-    place: Place,
+    place: Where,
 ) -> Result<Chosen, Failure> {
     let unreachable = |reason| Failure::Unreachable {
         workload: workload.uid.clone(),
@@ -238,8 +308,8 @@ fn reach(
         return Err(unreachable("it is on another network"));
     }
     let address = match place {
-        Place::At(address) => address,
-        Place::Port(port) => match balance::choose_address(workload, service, own.address) {
+        Where::At(address) => address,
+        Where::Port(port) => match balance::choose_address(workload, service, own.address) {
             Address::Ip(ip) => SocketAddr::new(ip, port),
             Address::Hostname(_) => return Err(unreachable("it is known by a host name only")),
             Address::Unreachable => {

@@ -18,7 +18,7 @@ use ops::workers::WorkerId;
 use parking_lot::Mutex;
 use tracing::Level;
 
-use crate::endpoints::{Chosen, Using};
+use crate::endpoints::{Begun, Chosen, Using};
 use crate::failure::{Failure, Flag};
 use crate::record::{End, Ends, Labels, Recorder, Security, ServiceNames};
 
@@ -164,6 +164,8 @@ pub struct Exchange {
     route: Option<Box<str>>,
     upstream: Option<SocketAddr>,
     using: Option<Using>,
+    under_way: Option<Begun>,
+    retrying: Option<Begun>,
     attempts: u32,
     received: Arc<AtomicU64>,
     sent: u64,
@@ -215,6 +217,8 @@ impl Exchange {
             route: None,
             upstream: None,
             using: None,
+            under_way: None,
+            retrying: None,
             attempts: 0,
             received: Arc::default(),
             sent: 0,
@@ -260,6 +264,16 @@ impl Exchange {
     /// The endpoint carries it until it is over.
     pub fn use_until_the_end(&mut self, using: Using) {
         self.using = Some(using);
+    }
+
+    /// It counts among its destination's requests until it is over.
+    pub fn under_way(&mut self, begun: Begun) {
+        self.under_way = Some(begun);
+    }
+
+    /// And among those that are tried again.
+    pub fn retrying(&mut self, begun: Option<Begun>) {
+        self.retrying = begun;
     }
 
     /// What was carried after it became something else.

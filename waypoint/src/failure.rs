@@ -14,6 +14,7 @@ use http::StatusCode;
 use mesh::NoEndpoint;
 
 use crate::destination::Unserved;
+use crate::resilience::limits::Overflow;
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Failure {
@@ -67,6 +68,9 @@ pub enum Failure {
     Http { to: SocketAddr, error: Arc<str> },
     #[error("there are {0} requests under way to the endpoint, as many as there may be")]
     Overflow(usize),
+    /// A limit of the destination's own.
+    #[error("{0}")]
+    Limit(#[from] Overflow),
     #[error("it took longer than its route allows")]
     Timeout,
     /// An established connection broke on the far side.
@@ -136,7 +140,7 @@ impl Failure {
                 Flag::DownstreamProtocolError
             }
             Self::ClientHandshake(_) | Self::Revoked(_) | Self::Certificate(_) => Flag::Identity,
-            Self::Full(_) | Self::Overflow(_) => Flag::Overflow,
+            Self::Full(_) | Self::Overflow(_) | Self::Limit(_) => Flag::Overflow,
             Self::Timeout => Flag::UpstreamTimeout,
             Self::Routed { flag, .. } => *flag,
             Self::NoEndpoint { .. } | Self::Unreachable { .. } => Flag::NoHealthyUpstream,
@@ -170,6 +174,7 @@ impl Failure {
             | Self::Certificate(_)
             | Self::Full(_)
             | Self::Overflow(_)
+            | Self::Limit(_)
             | Self::Http { .. }
             | Self::NoEndpoint { .. }
             | Self::Unreachable { .. }

@@ -53,7 +53,6 @@ pub mod session;
 pub mod resilience;
 
 pub mod connections;
-pub mod load;
 
 pub mod exchange;
 pub mod failure;

@@ -21,9 +21,10 @@ use parking_lot::Mutex;
 use tracing::debug;
 
 use crate::body::AnyBody;
-use crate::endpoints::{Chosen, Way};
+use crate::endpoints::{Begun, Chosen, Observed, Way};
 use crate::failure::Failure;
 use crate::http::MAX_HEADERS;
+use crate::resilience::traffic::Connections;
 use crate::upstream::{Leg, Version};
 
 /// Connections to one endpoint that wait for a request.
@@ -51,8 +52,36 @@ struct Key {
 struct Entry {
     /// Requests under way, and connections being made for one.
     under_way: usize,
-    idle: Vec<(http1::SendRequest<AnyBody>, Instant)>,
+    idle: Vec<Idle>,
     shared: Vec<Shared>,
+}
+
+/// An HTTP/1 connection that waits for a request.
+struct Idle {
+    sender: http1::SendRequest<AnyBody>,
+    until: Instant,
+    held: Held,
+}
+
+/// What a connection is held to, and how far it has come.
+#[derive(Clone)]
+struct Held {
+    /// Among whose connections it counts.
+    of: Arc<Observed>,
+    to: Connections,
+    /// Requests that it has carried, with the one that it has or waits for.
+    carried: u32,
+}
+
+impl Held {
+    fn idle(&self) -> Duration {
+        self.to.idle.unwrap_or(IDLE)
+    }
+
+    /// Whether it may carry one more.
+    fn has_more(&self) -> bool {
+        self.to.requests.is_none_or(|most| self.carried < most)
+    }
 }
 
 /// An HTTP/2 connection.
@@ -61,6 +90,7 @@ struct Shared {
     sender: http2::SendRequest<AnyBody>,
     streams: usize,
     used: Instant,
+    held: Held,
 }
 
 #[derive(Default)]
@@ -78,6 +108,7 @@ pub struct Lease {
     pool: HttpPool,
     key: Key,
     sender: Sender,
+    held: Held,
     /// Whether it has carried requests before: then it may have been closed just now.
     pub reused: bool,
     healthy: bool,
@@ -137,29 +168,36 @@ impl HttpPool {
         let sender = match version {
             Version::Http1 => {
                 entry.expire(now);
-                let ready = entry.idle.iter().rposition(|(sender, _)| sender.is_ready());
-                ready.map(|place| Sender::Http1(Some(entry.idle.remove(place).0)))
+                let ready = entry.idle.iter().rposition(|idle| idle.sender.is_ready());
+                ready.map(|place| {
+                    let Idle { sender, held, .. } = entry.idle.remove(place);
+                    (Sender::Http1(Some(sender)), held)
+                })
             }
             Version::Http2 => {
                 entry.shared.retain(|shared| !shared.sender.is_closed());
-                let free = entry.shared.iter_mut().find(|one| one.streams < STREAMS);
+                let mut shared = entry.shared.iter_mut();
+                let free = shared.find(|one| one.streams < STREAMS && one.held.has_more());
                 free.map(|shared| {
                     shared.streams += 1;
                     shared.used = now;
-                    Sender::Http2 {
+                    shared.held.carried += 1;
+                    let sender = Sender::Http2 {
                         number: shared.number,
                         sender: shared.sender.clone(),
-                    }
+                    };
+                    (sender, shared.held.clone())
                 })
             }
         };
         drop(inner);
         let pool = self.clone();
         Ok(match sender {
-            Some(sender) => Checkout::Ready(Lease {
+            Some((sender, held)) => Checkout::Ready(Lease {
                 pool,
                 key,
                 sender,
+                held,
                 reused: true,
                 healthy: false,
             }),
@@ -180,6 +218,16 @@ impl HttpPool {
         });
     }
 
+    /// Closes the idle connections that count among a destination's.
+    pub fn close_idle(&self, of: &Arc<Observed>) {
+        for entry in self.0.lock().entries.values_mut() {
+            let is_its = |held: &Held| Arc::ptr_eq(&held.of, of);
+            entry.idle.retain(|idle| !is_its(&idle.held));
+            let is_idle = |shared: &Shared| shared.streams == 0 && is_its(&shared.held);
+            entry.shared.retain(|shared| !is_idle(shared));
+        }
+    }
+
     fn over(&self, key: &Key, give: impl FnOnce(&mut Entry)) {
         if let Some(entry) = self.0.lock().entries.get_mut(key) {
             entry.under_way = entry.under_way.saturating_sub(1);
@@ -190,24 +238,35 @@ impl HttpPool {
 
 impl Entry {
     fn expire(&mut self, now: Instant) {
-        let is_young = |since: Instant| now.duration_since(since) < IDLE;
         self.idle
-            .retain(|(sender, since)| !sender.is_closed() && is_young(*since));
+            .retain(|idle| !idle.sender.is_closed() && now < idle.until);
         self.shared.retain(|shared| {
-            !shared.sender.is_closed() && (shared.streams > 0 || is_young(shared.used))
+            let is_wanted = now.duration_since(shared.used) < shared.held.idle();
+            let is_usable = is_wanted && shared.held.has_more();
+            !shared.sender.is_closed() && (shared.streams > 0 || is_usable)
         });
     }
 }
 
 impl Place {
-    /// Speaks HTTP over a connection that was made for it.
+    /// Speaks HTTP over a connection that was made for it, and counts among these until its end.
     ///
     /// # Errors
     /// The endpoint doesn't speak it.
-    pub async fn fill(mut self, leg: Leg) -> Result<Lease, Failure> {
-        let to = self.key.address;
-        let broken = |error: hyper::Error| Failure::Http {
+    pub async fn fill(
+        mut self,
+        leg: Leg,
+        (of, to, begun): (Arc<Observed>, Connections, Begun),
+    ) -> Result<Lease, Failure> {
+        let held = Held {
+            of,
             to,
+            // The one that it is made for.
+            carried: 1,
+        };
+        let at = self.key.address;
+        let broken = |error: hyper::Error| Failure::Http {
+            to: at,
             error: error.to_string().into(),
         };
         let io = TokioIo::new(leg);
@@ -219,11 +278,7 @@ impl Place {
                     .await;
                 let (sender, connection) = handshake.map_err(broken)?;
                 let connection = connection.with_upgrades();
-                tokio::spawn(async move {
-                    if let Err(error) = connection.await {
-                        debug!(%to, %error, "connection to an endpoint ended");
-                    }
-                });
+                tokio::spawn(carry(connection, at, begun));
                 Sender::Http1(Some(sender))
             }
             Version::Http2 => {
@@ -234,11 +289,7 @@ impl Place {
                     .handshake(io)
                     .await;
                 let (sender, connection) = handshake.map_err(broken)?;
-                tokio::spawn(async move {
-                    if let Err(error) = connection.await {
-                        debug!(%to, %error, "connection to an endpoint ended");
-                    }
-                });
+                tokio::spawn(carry(connection, at, begun));
                 let mut inner = self.pool.0.lock();
                 inner.next += 1;
                 let number = inner.next;
@@ -248,6 +299,7 @@ impl Place {
                         sender: sender.clone(),
                         streams: 1,
                         used: Instant::now(),
+                        held: held.clone(),
                     });
                 }
                 Sender::Http2 { number, sender }
@@ -258,9 +310,17 @@ impl Place {
             pool: self.pool.clone(),
             key: self.key.clone(),
             sender,
+            held,
             reused: false,
             healthy: false,
         })
+    }
+}
+
+/// Carries a connection to its end.
+async fn carry(connection: impl Future<Output = hyper::Result<()>>, to: SocketAddr, _begun: Begun) {
+    if let Err(error) = connection.await {
+        debug!(%to, %error, "connection to an endpoint ended");
     }
 }
 
@@ -303,17 +363,27 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         let healthy = self.healthy;
+        let held = &self.held;
         match &mut self.sender {
             Sender::Http1(sender) => {
+                // Where somebody waits for its place, that is worth more than the connection.
+                let is_kept = healthy && held.has_more() && !held.of.is_crowded();
                 let sender = sender
                     .take()
-                    .filter(|sender| healthy && !sender.is_closed());
+                    .filter(|sender| is_kept && !sender.is_closed());
+                let mut held = held.clone();
+                held.carried = held.carried.saturating_add(1);
                 self.pool.over(&self.key, |entry| {
                     if let Some(sender) = sender {
                         if entry.idle.len() >= MOST_IDLE {
                             entry.idle.remove(0);
                         }
-                        entry.idle.push((sender, Instant::now()));
+                        let until = Instant::now() + held.idle();
+                        entry.idle.push(Idle {
+                            sender,
+                            until,
+                            held,
+                        });
                     }
                 });
             }
@@ -323,8 +393,10 @@ impl Drop for Lease {
                     let mut shared = entry.shared.iter_mut();
                     if let Some(shared) = shared.find(|one| one.number == number) {
                         shared.streams = shared.streams.saturating_sub(1);
+                        entry.expire(Instant::now());
                     }
                 });
+                held.of.made_room();
             }
         }
     }

@@ -27,7 +27,7 @@ use crate::failure::{Failure, Flag};
 /// Label sets whose counters stay at hand on each worker.
 const CACHED_LABEL_SETS: usize = 4096;
 
-const FAMILIES: [(&str, &str); 6] = [
+const FAMILIES: [(&str, &str); 7] = [
     (
         "istio_tcp_connections_opened_total",
         "The total number of TCP connections opened",
@@ -51,6 +51,10 @@ const FAMILIES: [(&str, &str); 6] = [
     (
         "culvert_connect_retries_total",
         "Attempts to connect that were made again at another endpoint",
+    ),
+    (
+        "culvert_endpoint_ejections_total",
+        "Endpoints that were left alone for a while because of their errors",
     ),
 ];
 
@@ -198,6 +202,12 @@ impl Recorder {
     pub fn retried(&self) {
         self.metrics
             .counter("culvert_connect_retries_total", &[])
+            .increment(1);
+    }
+
+    pub fn ejected(&self) {
+        self.metrics
+            .counter("culvert_endpoint_ejections_total", &[])
             .increment(1);
     }
 

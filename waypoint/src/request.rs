@@ -34,8 +34,11 @@ use crate::http::Conversation;
 use crate::hygiene;
 use crate::path::{self, Normalization};
 use crate::record::Labels;
+use crate::resilience::affinity::Facts;
+use crate::resilience::hash::Key;
 use crate::resilience::retry::RetryPolicy;
 use crate::resilience::timeouts::Timeouts;
+use crate::resilience::traffic::Balancing;
 use crate::route::{self, Answer, Forward, Port, Protocol, Table};
 use crate::session::UnixTime;
 
@@ -124,6 +127,7 @@ impl Life<'_> {
             Some(answer) => return Err(self.local(answer)),
         };
 
+        let (key, cookie) = self.affinity(&target, &head, &asked);
         let version = head.version;
         let policy = RetryPolicy::safe();
         let retry = forward.as_ref().map_or(&policy, |forward| forward.retry);
@@ -148,6 +152,7 @@ impl Life<'_> {
             retry,
             deadlines: timeouts.begin(self.exchange.started_at()),
             pin: forward.as_ref().and_then(|forward| forward.pin),
+            key,
         };
         let (mut response, answered) = attempts.run(asked, &mut self.exchange).await?;
 
@@ -161,6 +166,10 @@ impl Life<'_> {
                 let (to, at) = (forward.destination, &answered.endpoint);
                 session.write(forward.pin, to, at, now(), &mut parts.headers);
             }
+        }
+        if let Some(cookie) = cookie {
+            // Where the answer has too many headers already, the client is told next time.
+            let _ = parts.headers.try_append(header::SET_COOKIE, cookie);
         }
         self.exchange.answered(parts.status, &parts.headers);
         let mut response = Response::new(());
@@ -254,9 +263,35 @@ impl Life<'_> {
 
     /// What the connection was meant for.
     fn meant(&self, port: Option<&Port>) -> Target {
+        let destination = self.conversation.destination.clone();
+        let endpoints = &self.conversation.waypoint.endpoints;
         Target {
-            destination: self.conversation.destination.clone(),
+            policy: Arc::clone(port.map_or(destination.policy(), |port| &port.policy)),
+            observed: endpoints.observed(&destination),
+            destination,
             protocol: port.map_or(Protocol::Detect, |port| port.protocol),
+        }
+    }
+
+    /// What the request has in common with others that are to meet at one endpoint, and the cookie that gives it something
+    /// where it has nothing.
+    fn affinity(
+        &self,
+        target: &Target,
+        head: &Parts,
+        asked: &Read,
+    ) -> (Option<Key>, Option<HeaderValue>) {
+        let Balancing::Hash(source) = &target.policy.balancing else {
+            return (None, None);
+        };
+        let facts = Facts {
+            headers: &head.headers,
+            query: asked.query.as_deref(),
+            client: self.conversation.arrival.peer.ip(),
+        };
+        match source.key(facts) {
+            Some(key) => (Some(key), None),
+            None => source.make(rand::random()).unzip(),
         }
     }
 
@@ -268,11 +303,15 @@ impl Life<'_> {
             let words = format!("no service {}/{} is known", to.namespace, to.hostname);
             Reply::of(StatusCode::INTERNAL_SERVER_ERROR, Flag::NoRoute, words)
         })?;
+        let destination = Destination::Routed {
+            service,
+            port: to.port,
+            policy: Arc::clone(&to.policy),
+        };
         Ok(Target {
-            destination: Destination::Routed {
-                service,
-                port: to.port,
-            },
+            policy: Arc::clone(&to.policy),
+            observed: self.conversation.waypoint.endpoints.observed(&destination),
+            destination,
             protocol: to.protocol,
         })
     }

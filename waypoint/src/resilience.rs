@@ -6,6 +6,8 @@
 //! connected to, `mesh` says; this comes behind it.
 //!
 //! ```text
+//! traffic: what is configured
+//!
 //! request ─► limits ─► pick ─────────────► attempt ─► outcome ─┬─► outlier: leave it alone?
 //!            too many?  session, hash, load  timeouts           ├─► load: how long did it take?
 //!                          ▲                                    └─► retry: once more?

@@ -3,6 +3,8 @@
 //!
 //! The client's proxy hears 200 only once an endpoint was reached: what can't be connected is refused, not cut.
 
+use std::sync::Arc;
+
 use hbone::{End as RelayEnd, Heard, Incoming, Outcome, Side, Stop, Stream, relay_streams};
 use rand::Rng;
 use tokio::io::AsyncWriteExt as _;
@@ -67,6 +69,7 @@ fn destination(conversation: &Conversation, rng: &mut impl Rng) -> Result<Destin
     Ok(Destination::Routed {
         service,
         port: to.port,
+        policy: Arc::clone(&to.policy),
     })
 }
 
@@ -82,6 +85,7 @@ pub async fn relay(conversation: &Conversation, client: Stream, heard: Heard, up
         leg,
         chosen,
         using: _using,
+        begun: _begun,
     } = upstream;
     let open = |near| -> Connection {
         let (end, security) = chosen.end();

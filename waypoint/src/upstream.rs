@@ -10,15 +10,19 @@ use std::time::Duration;
 
 use hbone::wire::{Authority, ConnectRequest, PORT};
 use hbone::{BoxFuture, Dial, PoolKey, Stream};
+use http::HeaderMap;
 use mesh::Endpoint;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::destination::Destination;
-use crate::endpoints::{Chosen, Using, Way};
+use crate::endpoints::{Asked, Begun, Chosen, Using, Way};
 use crate::failure::Failure;
 use crate::listener::Arrival;
+use crate::resilience::affinity::Facts;
+use crate::resilience::limits::Work;
+use crate::resilience::traffic::{Balancing, Connections};
 use crate::waypoint::Waypoint;
 
 /// Bound on a plain connect; that on a tunnel is the tunnel's own.
@@ -39,6 +43,8 @@ pub struct Upstream {
     pub leg: Leg,
     pub chosen: Chosen,
     pub using: Using,
+    /// It counts among its destination's connections.
+    pub begun: Begun,
 }
 
 /// What carries it.
@@ -53,15 +59,33 @@ pub async fn connect(
     arrival: &Arrival,
     destination: &Destination,
 ) -> Result<Upstream, Failure> {
+    let policy = destination.policy();
+    let observed = waypoint.endpoints.observed(destination);
+    let begun = observed.begin(Work::Connection, &policy.limits)?;
+    // What a stream of bytes has in common with others is its client, at most.
+    let key = match &policy.balancing {
+        Balancing::Hash(source) => source.key(Facts {
+            headers: &HeaderMap::new(),
+            query: None,
+            client: arrival.peer.ip(),
+        }),
+        _ => None,
+    };
     let mut tried: Vec<Endpoint> = Vec::new();
     let mut last = None;
     loop {
         let chosen = {
             let known = waypoint.state.read();
-            let rng = &mut rand::rng();
-            waypoint
-                .endpoints
-                .choose(&known, &waypoint.own, destination, &tried, None, rng)
+            let wanted = Asked {
+                destination,
+                policy,
+                observed: &observed,
+                key,
+                pin: None,
+                tried: &tried,
+            };
+            let endpoints = &waypoint.endpoints;
+            endpoints.choose(&known, &waypoint.own, wanted, &mut rand::rng())
         };
         let chosen = match (chosen, last.take()) {
             (Ok(chosen), _) => chosen,
@@ -70,10 +94,15 @@ pub async fn connect(
             (Err(refusal), None) => return Err(refusal),
         };
         let using = waypoint.endpoints.begin(chosen.endpoint());
-        match reach(waypoint, arrival, destination, &chosen).await {
+        match reach(waypoint, arrival, destination, &policy.connections, &chosen).await {
             Ok(leg) => {
                 using.succeeded();
-                return Ok(Upstream { leg, chosen, using });
+                return Ok(Upstream {
+                    leg,
+                    chosen,
+                    using,
+                    begun,
+                });
             }
             Err(failure) if !failure.is_the_endpoints() => return Err(failure),
             Err(failure) => {
@@ -91,6 +120,25 @@ pub async fn connect(
 
 /// One attempt.
 pub async fn reach(
+    waypoint: &Waypoint,
+    arrival: &Arrival,
+    destination: &Destination,
+    limits: &Connections,
+    chosen: &Chosen,
+) -> Result<Leg, Failure> {
+    let reaching = way_to(waypoint, arrival, destination, chosen);
+    let Some(limit) = limits.connect_timeout else {
+        return reaching.await;
+    };
+    timeout(limit, reaching).await.unwrap_or_else(|_| {
+        Err(Failure::ConnectTimeout {
+            to: chosen.address,
+            limit,
+        })
+    })
+}
+
+async fn way_to(
     waypoint: &Waypoint,
     arrival: &Arrival,
     destination: &Destination,

@@ -12,8 +12,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::config::{Limits, Own};
 use crate::connection::Habits;
 use crate::connections::Connections;
-use crate::endpoints::Endpoints;
-use crate::load::Load;
+use crate::endpoints::{Endpoints, Observed};
 use crate::pool::HttpPool;
 use crate::record::Recorder;
 use crate::state::State;
@@ -34,7 +33,6 @@ pub struct Waypoint {
     /// One permit for each connection that may be open.
     pub places: Arc<Semaphore>,
     pub draining: DrainSignal,
-    pub load: Load,
     pub habits: Habits,
     mirrors: Arc<Semaphore>,
     per_worker: Box<[PerWorker]>,
@@ -77,7 +75,6 @@ impl Waypoint {
             hbone: parts.hbone,
             limits: parts.limits,
             draining: parts.draining,
-            load: Load::default(),
             habits: Habits::default(),
             mirrors: Arc::new(Semaphore::new(MOST_COPIES)),
         }
@@ -92,6 +89,14 @@ impl Waypoint {
     pub fn expire(&self) {
         for worker in &self.per_worker {
             worker.http.expire();
+        }
+        self.endpoints.expire(&self.state.read());
+    }
+
+    /// Closes the idle connections of a destination, on all workers, to make room for another.
+    pub fn close_idle(&self, of: &Arc<Observed>) {
+        for worker in &self.per_worker {
+            worker.http.close_idle(of);
         }
     }
 

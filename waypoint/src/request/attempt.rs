@@ -16,14 +16,17 @@ use super::Head;
 use super::reply::Reply;
 use crate::body::{self, AnyBody, Upward};
 use crate::destination::Destination;
-use crate::endpoints::{Chosen, Using};
+use crate::endpoints::{Asked as Wanted, Chosen, Observed, Using};
 use crate::exchange::Exchange;
 use crate::failure::{Failure, Flag};
 use crate::http::Conversation;
 use crate::pool::{Checkout, Lease, Unanswered};
 use crate::record::Labels;
-use crate::resilience::retry::{Attempt, Budget, Next, Outcome, RetryPolicy, Stop};
+use crate::resilience::hash::Key;
+use crate::resilience::limits::Work;
+use crate::resilience::retry::{Attempt, Next, Outcome, RetryPolicy, Stop};
 use crate::resilience::timeouts::{Deadlines, Expiry};
+use crate::resilience::traffic::TrafficPolicy;
 use crate::route::Protocol;
 use crate::session::Pin;
 use crate::upstream::{self, Version};
@@ -32,6 +35,10 @@ use crate::upstream::{self, Version};
 pub(super) struct Target {
     pub(super) destination: Destination,
     pub(super) protocol: Protocol,
+    /// How its endpoints are chosen and spared.
+    pub(super) policy: Arc<TrafficPolicy>,
+    /// What was seen of them.
+    pub(super) observed: Arc<Observed>,
 }
 
 impl Target {
@@ -65,6 +72,7 @@ pub(super) struct Attempts<'a> {
     pub(super) retry: &'a RetryPolicy,
     pub(super) deadlines: Deadlines,
     pub(super) pin: Option<Pin>,
+    pub(super) key: Option<Key>,
 }
 
 /// What an answer needs until its last byte.
@@ -127,14 +135,16 @@ impl Attempts<'_> {
         asked: Asked,
         exchange: &mut Exchange,
     ) -> Result<(Response<Incoming>, Answered), Reply> {
-        let load = &self.conversation.waypoint.load;
-        let _under_way = load.under_way();
+        let Target {
+            policy, observed, ..
+        } = &self.target;
+        let begun = observed.begin(Work::Request, &policy.limits);
+        exchange.under_way(begun.map_err(Failure::Limit)?);
         let version = self.target.version(asked.client_version, asked.upgrade);
         let mut request = asked.head.for_version(version);
         let mut payload = payload(asked.body, &mut request);
         let mut tried = Vec::new();
         let mut retries = 0;
-        let mut _retrying = None;
         loop {
             let began = Instant::now();
             let limit = self.deadlines.attempt(began);
@@ -161,6 +171,8 @@ impl Attempts<'_> {
                 }) => *outcome,
                 Err(Failed { failure, .. }) => return Err(failure.clone().into()),
             };
+            self.ended(&tried, outcome, &sent, began);
+            let mut retrying = None;
             let next = self.retry.decide(
                 Attempt {
                     outcome,
@@ -168,20 +180,29 @@ impl Attempts<'_> {
                     replayable: payload.can_be_sent(),
                     left: self.deadlines.left(Instant::now()),
                 },
-                || load.allows_retry(Budget::default()),
+                || {
+                    retrying = observed.retry(policy);
+                    retrying.is_some()
+                },
                 &mut rand::rng(),
             );
             match (next, sent) {
                 (Next::Retry(wait), sent) => {
                     // What it answered is nobody's to read.
                     drop(sent);
-                    _retrying = Some(load.retrying());
+                    // The one before counts no longer.
+                    exchange.retrying(retrying);
                     retries += 1;
                     tokio::time::sleep(wait).await;
                 }
                 (Next::Stop(stop), Ok((answer, lease))) => {
-                    if stop == Stop::Attempts && retries > 0 {
-                        exchange.answered_here(Flag::UpstreamRetryLimit, stop.to_string());
+                    let flag = match stop {
+                        Stop::Attempts if retries > 0 => Some(Flag::UpstreamRetryLimit),
+                        Stop::Budget => Some(Flag::Overflow),
+                        _ => None,
+                    };
+                    if let Some(flag) = flag {
+                        exchange.answered_here(flag, stop.to_string());
                     }
                     let answered = Answered {
                         lease: Some(lease),
@@ -192,6 +213,33 @@ impl Attempts<'_> {
                 }
                 (Next::Stop(_), Err(failed)) => return Err(failed.failure.into()),
             }
+        }
+    }
+
+    /// Notes how an attempt ended: its endpoint may be left alone for a while.
+    fn ended(
+        &self,
+        tried: &[Endpoint],
+        outcome: Outcome,
+        sent: &Result<(Response<Incoming>, Lease), Failed>,
+        began: Instant,
+    ) {
+        let Some(endpoint) = tried.last() else {
+            return;
+        };
+        let Target {
+            policy, observed, ..
+        } = &self.target;
+        let outcome = match sent {
+            Ok((answer, _)) => blamed(answer),
+            Err(_) => outcome,
+        };
+        let now = Instant::now();
+        let out_for = observed.ended(policy, endpoint, outcome, now - began, now);
+        if let Some(out_for) = out_for {
+            let Endpoint { workload, port } = endpoint;
+            tracing::warn!(endpoint = %workload, port, ?out_for, "endpoint answers with errors and is left alone");
+            self.conversation.waypoint.recorder.ejected();
         }
     }
 
@@ -254,10 +302,16 @@ impl Attempts<'_> {
         let waypoint = &self.conversation.waypoint;
         let known = waypoint.state.read();
         let choose = |tried: &[Endpoint]| {
-            let rng = &mut rand::rng();
-            let destination = &self.target.destination;
+            let wanted = Wanted {
+                destination: &self.target.destination,
+                policy: &self.target.policy,
+                observed: &self.target.observed,
+                key: self.key,
+                pin: self.pin,
+                tried,
+            };
             let endpoints = &waypoint.endpoints;
-            endpoints.choose(&known, &waypoint.own, destination, tried, self.pin, rng)
+            endpoints.choose(&known, &waypoint.own, wanted, &mut rand::rng())
         };
         // Where all were tried, one of them may do better now.
         let chosen = choose(tried).or_else(|failure| match tried {
@@ -277,7 +331,20 @@ fn endpoint(tried: &[Endpoint]) -> Endpoint {
         .expect("broken invariant: whoever answered was tried")
 }
 
-/// A connection to an endpoint, kept or new.
+/// What an endpoint is to blame for. gRPC's errors come with 200; one that comes in place of an answer stands in its head.
+fn blamed(answer: &Response<Incoming>) -> Outcome {
+    let status = answer.headers().get("grpc-status");
+    Outcome::Status(match status.map(http::HeaderValue::as_bytes) {
+        // DEADLINE_EXCEEDED, UNAVAILABLE.
+        Some(b"4") => 504,
+        Some(b"14") => 503,
+        // UNKNOWN, INTERNAL, DATA_LOSS.
+        Some(b"2" | b"13" | b"15") => 500,
+        _ => answer.status().as_u16(),
+    })
+}
+
+/// A connection to an endpoint, kept or new; where there are as many as may be, one that becomes free.
 async fn connection(
     conversation: &Conversation,
     target: &Target,
@@ -286,12 +353,35 @@ async fn connection(
 ) -> Result<Lease, Failure> {
     let (waypoint, arrival) = (&conversation.waypoint, &conversation.arrival);
     let pool = waypoint.worker(arrival.worker).http();
-    match pool.checkout(chosen, version, waypoint.limits.requests_per_endpoint)? {
-        Checkout::Ready(lease) => Ok(lease),
-        Checkout::Connect(place) => {
-            let leg = upstream::reach(waypoint, arrival, &target.destination, chosen).await?;
-            place.fill(leg).await
+    let Target {
+        policy, observed, ..
+    } = target;
+    let (mut waiting, mut queued) = (None, None);
+    loop {
+        let most = waypoint.limits.requests_per_endpoint;
+        let place = match pool.checkout(chosen, version, most)? {
+            Checkout::Ready(lease) => return Ok(lease),
+            Checkout::Connect(place) => place,
+        };
+        if waiting.is_none() {
+            waiting = Some(observed.begin(Work::Waiting, &policy.limits)?);
         }
+        let Ok(begun) = observed.begin(Work::Connection, &policy.limits) else {
+            drop(place);
+            match &queued {
+                None => {
+                    queued = Some(observed.queue());
+                    waypoint.close_idle(observed);
+                }
+                Some(queued) => queued.room().await,
+            }
+            continue;
+        };
+        drop(queued);
+        let to = &target.destination;
+        let leg = upstream::reach(waypoint, arrival, to, &policy.connections, chosen).await?;
+        let held = (Arc::clone(observed), policy.connections, begun);
+        return place.fill(leg, held).await;
     }
 }
 
@@ -344,10 +434,15 @@ pub(super) fn mirror(conversation: &Arc<Conversation>, target: Target, head: Hea
             retry: &RetryPolicy::safe(),
             deadlines: crate::resilience::timeouts::Timeouts::default().begin(Instant::now()),
             pin: None,
+            key: None,
         };
         let version = attempts.target.version(http::Version::HTTP_11, false);
         let request = head.for_version(version);
         let sent = async {
+            let Target {
+                policy, observed, ..
+            } = &attempts.target;
+            let _under_way = observed.begin(Work::Request, &policy.limits)?;
             let (chosen, _using) = attempts.choose(&[])?;
             let connection = connection(&conversation, &attempts.target, &chosen, version);
             let mut lease = connection.await?;

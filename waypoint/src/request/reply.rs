@@ -11,6 +11,7 @@ use crate::hygiene::Malformed;
 use crate::path::BadPath;
 use crate::route::Reason;
 
+const OVERLOADED: HeaderName = HeaderName::from_static("x-envoy-overloaded");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
@@ -179,6 +180,13 @@ impl From<BadPath> for Reply {
 
 impl From<Failure> for Reply {
     fn from(failure: Failure) -> Self {
-        Self::of(failure.status(), failure.flag(), failure.to_string())
+        let mut reply = Self::of(failure.status(), failure.flag(), failure.to_string());
+        if reply.flag == Flag::Overflow {
+            // In Envoy's words, for clients that hold back when they read it.
+            reply
+                .headers
+                .insert(OVERLOADED, HeaderValue::from_static("true"));
+        }
+        reply
     }
 }

@@ -161,6 +161,17 @@ impl World {
 
     /// What the control plane says of a service's port.
     pub(crate) fn serve(&self, name: &str, protocol: wire::Protocol, routes: Vec<wire::HttpRule>) {
+        self.serve_by(name, protocol, routes, None);
+    }
+
+    /// And of how its endpoints are chosen and spared.
+    pub(crate) fn serve_by(
+        &self,
+        name: &str,
+        protocol: wire::Protocol,
+        routes: Vec<wire::HttpRule>,
+        policy: Option<wire::TrafficPolicy>,
+    ) {
         let tables = if routes.is_empty() {
             vec![]
         } else {
@@ -182,7 +193,7 @@ impl World {
                 number: 80,
                 protocol: protocol.into(),
                 tables,
-                traffic_policy: None,
+                traffic_policy: policy.map(Box::new),
             }],
         };
         let service = route::Service::compile(&message).unwrap();

@@ -6,4 +6,5 @@
 mod harness;
 
 mod protocols;
+mod resilience;
 mod routes;

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What all workers saw of one port of a service: who answers how soon, who with errors, and how much is under way.
+//!
+//! In: attempts as they begin, are answered and end; the port's policy, which is the caller's and may change. Out: an
+//! endpoint for the next attempt, and whether there may be one. The figures are `resilience`'s; this is what keeps them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use mesh::balance::{self, PortRule, Upstream};
+use mesh::{Endpoint, NoEndpoint, Seen, Service, Store, Workload};
+use parking_lot::Mutex;
+use rand::Rng;
+use tokio::sync::Notify;
+
+use crate::resilience::hash::Key;
+use crate::resilience::limits::{Limits, Overflow, UnderWay, Work};
+use crate::resilience::load::Loads;
+use crate::resilience::outlier::Outliers;
+use crate::resilience::pick::{self, Strategy};
+use crate::resilience::retry::Outcome;
+use crate::resilience::traffic::{Balancing, TrafficPolicy};
+use crate::session::Pin;
+
+/// What an answer with an error counts as at least: who fails quickly is no quick endpoint.
+const FAILED: Duration = Duration::from_secs(1);
+
+#[derive(Default)]
+pub struct Observed {
+    inner: Mutex<Inner>,
+    /// Requests that wait for a connection's place.
+    queued: AtomicU32,
+    room: Notify,
+}
+
+#[derive(Default)]
+struct Inner {
+    outliers: Outliers,
+    loads: Loads,
+    under_way: UnderWay,
+    turn: u64,
+    /// The generation of the store that the endpoints were last taken from.
+    settled: Option<u64>,
+}
+
+/// Work that is under way until this is dropped.
+pub struct Begun {
+    observed: Arc<Observed>,
+    work: Work,
+}
+
+/// What an attempt asks for.
+#[derive(Clone, Copy)]
+pub struct Asked<'a> {
+    pub service: &'a Arc<Service>,
+    pub port: u16,
+    pub policy: &'a TrafficPolicy,
+    pub key: Option<Key>,
+    pub pin: Option<Pin>,
+}
+
+impl Observed {
+    /// More work of a kind.
+    ///
+    /// # Errors
+    /// If there is as much as may be.
+    pub fn begin(self: &Arc<Self>, work: Work, limits: &Limits) -> Result<Begun, Overflow> {
+        self.inner.lock().under_way.begin(work, limits)?;
+        Ok(self.begun(work))
+    }
+
+    /// One more retry; none where the budget, or the limit, allows no more.
+    pub fn retry(self: &Arc<Self>, policy: &TrafficPolicy) -> Option<Begun> {
+        let under_way = &mut self.inner.lock().under_way;
+        let (requests, retries) = (under_way.count(Work::Request), under_way.count(Work::Retry));
+        if !policy.budget.allows(requests, retries) {
+            return None;
+        }
+        under_way.begin(Work::Retry, &policy.limits).ok()?;
+        Some(self.begun(Work::Retry))
+    }
+
+    fn begun(self: &Arc<Self>, work: Work) -> Begun {
+        Begun {
+            observed: Arc::clone(self),
+            work,
+        }
+    }
+
+    /// Picks an endpoint, as a workload at `source`.
+    ///
+    /// # Errors
+    /// Names what left no endpoint.
+    pub fn pick(
+        &self,
+        store: &Store,
+        source: &Workload,
+        asked: Asked<'_>,
+        seen: Seen<'_>,
+        rng: &mut impl Rng,
+    ) -> Result<Upstream, NoEndpoint> {
+        let Asked {
+            service,
+            port,
+            policy,
+            ..
+        } = asked;
+        let mut inner = self.inner.lock();
+        if inner.settled != Some(store.generation()) {
+            inner.settled = Some(store.generation());
+            let rule = PortRule::Defined;
+            // Who is not ready is not there: when it is, it is new.
+            let ready = balance::permitted(store, service, source, port, rule, &[]);
+            let ready = ready.unwrap_or_default();
+            inner
+                .loads
+                .settle(ready.iter().map(balance::endpoint), seen.now);
+        }
+        inner.turn = inner.turn.wrapping_add(1);
+        let strategy = match (&policy.balancing, asked.key) {
+            (Balancing::Hash(_), Some(key)) => Strategy::Hash(key),
+            (Balancing::PeakEwma | Balancing::Hash(_), _) => Strategy::PeakEwma,
+            (Balancing::LeastRequest, _) => Strategy::LeastRequest,
+            (Balancing::RoundRobin, _) => Strategy::RoundRobin(inner.turn),
+            (Balancing::Random, _) => Strategy::Random,
+        };
+        let observed = pick::Observed {
+            seen,
+            outliers: &inner.outliers,
+            loads: &inner.loads,
+            slow_start: policy.slow_start,
+            least_well: policy.outliers.least_well,
+        };
+        let asked = pick::Asked {
+            service,
+            port,
+            pin: asked.pin,
+            strategy,
+        };
+        pick::pick(store, source, asked, observed, rng)
+    }
+
+    /// An attempt ended so, after this time. Says for how long its endpoint is left alone now, if this is why.
+    pub fn ended(
+        &self,
+        policy: &TrafficPolicy,
+        endpoint: &Endpoint,
+        outcome: Outcome,
+        took: Duration,
+        now: Instant,
+    ) -> Option<Duration> {
+        let took = match outcome {
+            Outcome::Status(..500) => took,
+            Outcome::Status(_) | Outcome::BrokeOff | Outcome::TooLong => took.max(FAILED),
+            // It has seen nothing of the request.
+            Outcome::NotConnected | Outcome::NotProcessed => return None,
+        };
+        let inner = &mut *self.inner.lock();
+        inner.loads.answered(endpoint, took, now);
+        let of = inner.loads.count();
+        let outliers = &mut inner.outliers;
+        outliers.ended(&policy.outliers, endpoint, outcome, of, now)
+    }
+
+    /// Who is left alone because of its errors, and for how long yet.
+    pub fn out(&self, now: Instant) -> Vec<(Endpoint, Duration)> {
+        let inner = self.inner.lock();
+        let out = inner.outliers.out(now);
+        out.map(|(endpoint, until)| (endpoint.clone(), until.duration_since(now)))
+            .collect()
+    }
+
+    /// Takes part in the wait for a connection's place; ask for one again before the first [`Queued::room`].
+    pub fn queue(&self) -> Queued<'_> {
+        self.queued.fetch_add(1, Ordering::SeqCst);
+        Queued(self)
+    }
+
+    /// Whether somebody waits for a connection's place: then none is kept idle.
+    pub fn is_crowded(&self) -> bool {
+        self.queued.load(Ordering::SeqCst) > 0
+    }
+
+    /// A connection can take another request, or has gone.
+    pub fn made_room(&self) {
+        if self.is_crowded() {
+            self.room.notify_one();
+        }
+    }
+}
+
+/// A request that waits for a connection's place until this is dropped.
+pub struct Queued<'o>(&'o Observed);
+
+impl Queued<'_> {
+    /// Waits until there may be room for a connection, or one that can be used.
+    pub async fn room(&self) {
+        self.0.room.notified().await;
+    }
+}
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        self.0.queued.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.observed.inner.lock().under_way.end(self.work);
+        if self.work == Work::Connection {
+            self.observed.made_room();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resilience::retry::Budget;
+
+    fn policy(limits: Limits) -> TrafficPolicy {
+        TrafficPolicy {
+            limits,
+            ..TrafficPolicy::default()
+        }
+    }
+
+    #[test]
+    fn retries_are_a_share_of_what_is_under_way_at_this_service() {
+        let observed = Arc::<Observed>::default();
+        let other = Arc::<Observed>::default();
+        let policy = TrafficPolicy {
+            budget: Budget {
+                percent: 20,
+                least: 1,
+            },
+            ..TrafficPolicy::default()
+        };
+        let requests = || observed.begin(Work::Request, &policy.limits);
+        let requests: Vec<_> = (0..10).map(|_| requests().ok()).collect();
+        let retries: Vec<_> = (0..3).map_while(|_| observed.retry(&policy)).collect();
+        assert_eq!(retries.len(), 2);
+        // What one service tries again takes nothing from another.
+        assert!(other.retry(&policy).is_some());
+        drop(retries);
+        assert!(observed.retry(&policy).is_some());
+        drop(requests);
+        let one = observed.retry(&policy);
+        assert!(one.is_some() && observed.retry(&policy).is_none());
+        let none = policy_without_retries();
+        assert!(other.retry(&none).is_none());
+    }
+
+    fn policy_without_retries() -> TrafficPolicy {
+        policy(Limits {
+            retries: 0,
+            ..Limits::default()
+        })
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_a_place_is_told_of_it() {
+        let observed = Arc::<Observed>::default();
+        let limits = Limits {
+            connections: 1,
+            ..Limits::default()
+        };
+        let connection = observed.begin(Work::Connection, &limits).ok().unwrap();
+        assert!(observed.begin(Work::Connection, &limits).is_err());
+        let waiting = {
+            let observed = Arc::clone(&observed);
+            tokio::spawn(async move { observed.queue().room().await })
+        };
+        while !observed.is_crowded() {
+            tokio::task::yield_now().await;
+        }
+        drop(connection);
+        waiting.await.unwrap();
+        assert!(!observed.is_crowded());
+        assert!(observed.begin(Work::Connection, &limits).is_ok());
+    }
+}

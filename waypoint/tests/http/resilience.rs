@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Endpoints that answer with errors, too much at a time, and clients that come back to where they were.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use proto::waypoint::hash_key::From;
+use proto::waypoint::load_balancer::{Choice, Simple};
+use proto::waypoint::{
+    ConnectionLimits, HashCookie, HashKey, LoadBalancer, Protocol, TrafficPolicy,
+};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+use crate::harness::{World, application, get, soon, speaking};
+
+fn balanced(choice: Choice) -> Option<TrafficPolicy> {
+    Some(TrafficPolicy {
+        load_balancer: Some(LoadBalancer {
+            choice: Some(choice),
+            warmup: None,
+        }),
+        ..TrafficPolicy::default()
+    })
+}
+
+fn limited(limits: ConnectionLimits) -> Option<TrafficPolicy> {
+    Some(TrafficPolicy {
+        limits: Some(limits),
+        ..TrafficPolicy::default()
+    })
+}
+
+#[tokio::test]
+async fn an_endpoint_that_answers_with_errors_is_left_alone() {
+    let mut world = World::new().await;
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&asked);
+    let bad = speaking(move |_| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        async {
+            let mut response = Response::new(Full::from("broken"));
+            *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+            response
+        }
+    })
+    .await;
+    let to = world.service("app", &[bad, application("good").await]);
+    // In turn, so that nothing but its errors keeps anybody away.
+    let in_turn = balanced(Choice::Simple(Simple::RoundRobin.into()));
+    world.serve_by("app", Protocol::Http1, vec![], in_turn);
+    let mut good = 0;
+    for _ in 0..40 {
+        good += usize::from(world.get(to, "/").await.status == 200);
+    }
+    assert_eq!((asked.load(Ordering::SeqCst), good), (5, 35));
+    world
+        .until_counted(&["culvert_endpoint_ejections_total 1"])
+        .await;
+}
+
+/// An application that answers once it is let.
+async fn held(let_go: &Arc<Semaphore>, asked: &Arc<AtomicUsize>) -> std::net::SocketAddr {
+    let (let_go, asked) = (Arc::clone(let_go), Arc::clone(asked));
+    speaking(move |_: Request<Incoming>| {
+        asked.fetch_add(1, Ordering::SeqCst);
+        let let_go = Arc::clone(&let_go);
+        async move {
+            let_go.acquire().await.unwrap().forget();
+            Response::new(Full::from("at last"))
+        }
+    })
+    .await
+}
+
+async fn until(count: &AtomicUsize, expected: usize) {
+    let reached = async {
+        while count.load(Ordering::SeqCst) < expected {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    soon(reached).await;
+}
+
+#[tokio::test]
+async fn what_is_beyond_a_limit_of_requests_is_refused_at_once() {
+    let mut world = World::new().await;
+    let (let_go, asked) = (Arc::new(Semaphore::new(0)), Arc::default());
+    let to = world.service("app", &[held(&let_go, &asked).await]);
+    let one = ConnectionLimits {
+        requests: 1,
+        ..ConnectionLimits::default()
+    };
+    world.serve_by("app", Protocol::Http1, vec![], limited(one));
+    let first = world.get(to, "/");
+    let others = async {
+        until(&asked, 1).await;
+        let refused = world.get(to, "/").await;
+        assert_eq!(refused.status, 503, "{refused:?}");
+        assert_eq!(refused.header("x-envoy-overloaded"), "true");
+        assert!(refused.body.contains("UO"), "{refused:?}");
+        let_go.add_permits(2);
+    };
+    let (first, ()) = tokio::join!(first, others);
+    assert_eq!((first.status, first.body.as_str()), (200, "at last"));
+    // What was answered counts no more.
+    assert_eq!(world.get(to, "/").await.status, 200);
+    world
+        .until_counted(&["istio_requests_total", "response_flags=\"UO\"", "} 1"])
+        .await;
+}
+
+#[tokio::test]
+async fn requests_wait_for_a_connection_as_far_as_they_may() {
+    let mut world = World::new().await;
+    let (let_go, asked) = (Arc::new(Semaphore::new(0)), Arc::default());
+    let to = world.service("app", &[held(&let_go, &asked).await]);
+    let one = ConnectionLimits {
+        connections: 1,
+        pending: 1,
+        ..ConnectionLimits::default()
+    };
+    world.serve_by("app", Protocol::Http1, vec![], limited(one));
+    let world = &world;
+    let second = async {
+        until(&asked, 1).await;
+        world.get(to, "/second").await
+    };
+    let third = async {
+        until(&asked, 1).await;
+        // Whichever comes later of the two that wait.
+        world.get(to, "/third").await
+    };
+    let release = async {
+        until(&asked, 1).await;
+        world
+            .until_counted(&["istio_requests_total", "response_flags=\"UO\"", "} 1"])
+            .await;
+        assert_eq!(asked.load(Ordering::SeqCst), 1, "one connection at a time");
+        let_go.add_permits(2);
+    };
+    let (first, second, third, ()) =
+        soon(async { tokio::join!(world.get(to, "/first"), second, third, release) }).await;
+    assert_eq!(first.status, 200);
+    let mut statuses = [second.status, third.status];
+    statuses.sort_unstable();
+    assert_eq!(statuses, [200, 503]);
+}
+
+#[tokio::test]
+async fn a_connection_carries_no_more_requests_than_it_may() {
+    let mut world = World::new().await;
+    let listener = TcpListener::bind(("127.0.0.2", 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&connections);
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            counted.fetch_add(1, Ordering::SeqCst);
+            tokio::spawn(async move {
+                let mut head = [0; 4096];
+                while matches!(socket.read(&mut head).await, Ok(1..)) {
+                    let said = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi";
+                    socket.write_all(said).await.unwrap();
+                }
+            });
+        }
+    });
+    let to = world.service("app", &[address]);
+    let two = ConnectionLimits {
+        requests_per_connection: 2,
+        ..ConnectionLimits::default()
+    };
+    world.serve_by("app", Protocol::Http1, vec![], limited(two));
+    let mut stream = world.connect(to).await;
+    for _ in 0..6 {
+        let request = b"GET / HTTP/1.1\r\nhost: app.shop\r\n\r\n";
+        stream.write_all(request).await.unwrap();
+        let mut heard = Vec::new();
+        while !heard.ends_with(b"hi") {
+            assert_ne!(soon(stream.read_buf(&mut heard)).await.unwrap(), 0);
+        }
+    }
+    assert_eq!(connections.load(Ordering::SeqCst), 3);
+}
+
+#[tokio::test]
+async fn clients_come_back_by_a_header_or_by_a_cookie_that_is_made() {
+    let mut world = World::new().await;
+    let applications = [
+        application("a").await,
+        application("b").await,
+        application("c").await,
+    ];
+    let to = world.service("app", &applications);
+    let by = |from| balanced(Choice::Hash(HashKey { from: Some(from) }));
+    let header = by(From::Header("x-user".into()));
+    world.serve_by("app", Protocol::Http1, vec![], header);
+    let with = |name: &str, value: &str| -> Request<Full<Bytes>> {
+        let mut request = get("/");
+        let name: http::HeaderName = name.parse().unwrap();
+        request.headers_mut().insert(name, value.parse().unwrap());
+        request
+    };
+    let mut all = BTreeSet::new();
+    for user in 0..20 {
+        let user = format!("user-{user}");
+        let mut seen = BTreeSet::new();
+        for _ in 0..3 {
+            let answer = world.ask(to, with("x-user", &user)).await;
+            seen.insert(answer.header("x-app").to_owned());
+        }
+        assert_eq!(seen.len(), 1, "{user}: {seen:?}");
+        all.extend(seen);
+    }
+    assert_eq!(all.len(), 3);
+
+    let cookie = by(From::Cookie(HashCookie {
+        name: "place".into(),
+        path: String::new(),
+        ttl: Some(prost_types::Duration {
+            seconds: 60,
+            nanos: 0,
+        }),
+    }));
+    world.serve_by("app", Protocol::Http1, vec![], cookie);
+    for _ in 0..5 {
+        let first = world.get(to, "/").await;
+        let (app, cookie) = (first.header("x-app"), first.header("set-cookie"));
+        let cookie = cookie.split(';').next().unwrap();
+        assert!(cookie.starts_with("place="), "{first:?}");
+        for _ in 0..3 {
+            let next = world.ask(to, with("cookie", cookie)).await;
+            assert_eq!((next.header("x-app"), next.header("set-cookie")), (app, ""));
+        }
+    }
+}
