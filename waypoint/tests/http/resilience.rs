@@ -146,7 +146,7 @@ async fn requests_wait_for_a_connection_as_far_as_they_may() {
         let_go.add_permits(2);
     };
     let (first, second, third, ()) =
-        soon(async { tokio::join!(world.get(to, "/first"), second, third, release) }).await;
+        Box::pin(async { tokio::join!(world.get(to, "/first"), second, third, release) }).await;
     assert_eq!(first.status, 200);
     let mut statuses = [second.status, third.status];
     statuses.sort_unstable();
