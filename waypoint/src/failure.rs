@@ -40,6 +40,9 @@ pub enum Failure {
     /// What the client says is no HTTP.
     #[error("the client broke HTTP: {0}")]
     ClientHttp(Arc<str>),
+    /// What the client says is no TLS.
+    #[error("the client broke TLS: {0}")]
+    ClientTls(Arc<str>),
     #[error("no certificate for this waypoint: {0}")]
     Certificate(Arc<str>),
     #[error("there are {0} connections, as many as there may be")]
@@ -136,9 +139,10 @@ impl Failure {
         match self {
             Self::Unserved(_) => Flag::NoRoute,
             Self::Denied(_) | Self::PolicyChanged(_) => Flag::Denied,
-            Self::Malformed(_) | Self::ClientProtocol(_) | Self::ClientHttp(_) => {
-                Flag::DownstreamProtocolError
-            }
+            Self::Malformed(_)
+            | Self::ClientProtocol(_)
+            | Self::ClientHttp(_)
+            | Self::ClientTls(_) => Flag::DownstreamProtocolError,
             Self::ClientHandshake(_) | Self::Revoked(_) | Self::Certificate(_) => Flag::Identity,
             Self::Full(_) | Self::Overflow(_) | Self::Limit(_) => Flag::Overflow,
             Self::Timeout => Flag::UpstreamTimeout,
@@ -164,9 +168,10 @@ impl Failure {
             )
             | Self::Routed { .. } => StatusCode::NOT_FOUND,
             Self::Denied(_) | Self::PolicyChanged(_) => StatusCode::FORBIDDEN,
-            Self::Malformed(_) | Self::ClientProtocol(_) | Self::ClientHttp(_) => {
-                StatusCode::BAD_REQUEST
-            }
+            Self::Malformed(_)
+            | Self::ClientProtocol(_)
+            | Self::ClientHttp(_)
+            | Self::ClientTls(_) => StatusCode::BAD_REQUEST,
             Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
             Self::Unserved(Unserved::OwnPod(_) | Unserved::NotTold(_))
             | Self::ClientHandshake(_)

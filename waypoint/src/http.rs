@@ -4,16 +4,21 @@
 //! A drain lets the requests that are under way end and takes no further ones; a policy that no longer allows the
 //! connection cuts it.
 
+use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
+use http::StatusCode;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
 use tracing::debug;
 
@@ -21,6 +26,8 @@ use crate::connections::Tracked;
 use crate::destination::Destination;
 use crate::detect::{self, Spoken};
 use crate::failure::Failure;
+use crate::framing::{Framing, Verdict};
+use crate::hygiene::Malformed;
 use crate::listener::Arrival;
 use crate::request;
 use crate::upstream::Version;
@@ -81,13 +88,34 @@ pub async fn serve_as(
     first: Bytes,
     client: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
 ) {
+    let heads = Arc::<Heads>::default();
+    let watch = (version == Version::Http1).then(|| Watch {
+        framing: Framing::new(MAX_HEADERS),
+        heads: Arc::clone(&heads),
+    });
     let client = TokioIo::new(Again {
         first,
         client: Some(client),
         finished: false,
+        watch,
     });
     let asked = Arc::clone(&conversation);
-    let service = service_fn(move |asked_for| request::respond(Arc::clone(&asked), asked_for));
+    let service = service_fn(move |asked_for| {
+        let framed = match version {
+            Version::Http1 => heads.next(),
+            // Its frames say what belongs to what.
+            Version::Http2 => Ok(()),
+        };
+        let heads = Arc::clone(&heads);
+        let answering = request::respond(Arc::clone(&asked), asked_for, framed);
+        async move {
+            let answer = answering.await?;
+            if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+                heads.end();
+            }
+            Ok::<_, Infallible>(answer)
+        }
+    });
     let draining = conversation.waypoint.draining.clone();
     let stop = conversation.tracked.stop().clone();
     let ended = match version {
@@ -147,6 +175,51 @@ pub async fn serve_as(
     }
 }
 
+/// What the heads of an HTTP/1.1 connection were found to be, until the library has read them too.
+#[derive(Default)]
+struct Heads {
+    verdicts: Mutex<VecDeque<Verdict>>,
+    ended: AtomicBool,
+}
+
+/// Heads that the library may have before it; its buffer holds fewer.
+const MOST_HEADS: usize = 4096;
+
+impl Heads {
+    fn push(&self, verdict: Verdict) {
+        let mut verdicts = self.verdicts.lock();
+        match verdicts.len() < MOST_HEADS {
+            true => verdicts.push_back(verdict),
+            false => self.end(),
+        }
+    }
+
+    /// That of the request that the library has read; a bad one where there is none.
+    fn next(&self) -> Verdict {
+        let verdict = self.verdicts.lock().pop_front();
+        verdict.unwrap_or(Err(Malformed::Beginning))
+    }
+
+    /// What comes from here on is no HTTP.
+    fn end(&self) {
+        self.ended.store(true, Ordering::Relaxed);
+    }
+}
+
+struct Watch {
+    framing: Framing,
+    heads: Arc<Heads>,
+}
+
+impl Watch {
+    fn read(&mut self, bytes: &[u8]) {
+        if !self.heads.ended.load(Ordering::Relaxed) {
+            let heads = &self.heads;
+            self.framing.read(bytes, |verdict| heads.push(verdict));
+        }
+    }
+}
+
 /// A stream whose first bytes were read and are to be read again.
 ///
 /// Dropped after its end was said, it goes on reading for a while: a stream that is given up with something unread is
@@ -156,6 +229,8 @@ struct Again<S: AsyncRead + Unpin + Send + 'static> {
     /// None once it is dropped.
     client: Option<S>,
     finished: bool,
+    /// Looks at what is read, where that is HTTP/1.1.
+    watch: Option<Watch>,
 }
 
 impl<S: AsyncRead + Unpin + Send + 'static> Again<S> {
@@ -187,12 +262,17 @@ impl<S: AsyncRead + Unpin + Send + 'static> AsyncRead for Again<S> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
         if self.first.is_empty() {
-            return self.client().poll_read(cx, buf);
+            ready!(self.as_mut().client().poll_read(cx, buf))?;
+        } else {
+            let count = self.first.len().min(buf.remaining());
+            buf.put_slice(&self.first[..count]);
+            self.first.advance(count);
         }
-        let count = self.first.len().min(buf.remaining());
-        buf.put_slice(&self.first[..count]);
-        self.first.advance(count);
+        if let Some(watch) = &mut self.watch {
+            watch.read(&buf.filled()[before..]);
+        }
         Poll::Ready(Ok(()))
     }
 }

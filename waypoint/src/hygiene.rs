@@ -2,12 +2,11 @@
 //! What a request is for, read so that nobody behind can read it otherwise; and what no message may carry on.
 //!
 //! In: method, version, target and headers as the HTTP library gives them. Out: authority, path and query, or the
-//! refusal. Done by the library already, and tested in no second place: with hyper's HTTP/1, bare CR or LF, NUL and other
-//! bytes that names and values can't hold, different or unreadable `Content-Length`s (400), a `Transfer-Encoding` that
-//! doesn't end in `chunked` or comes with HTTP/1.0 (400), too many or too large headers (431); where both lengths are
-//! given, `Content-Length` is dropped and the connection closed behind the request. With h2, connection-specific headers,
-//! upper-case names, pseudo-headers that are missing, doubled or out of place, a `content-length` other than the data's,
-//! and floods.
+//! refusal. What HTTP/1.1's bytes themselves may say in two ways, `framing` has looked at before. Done by the library
+//! already, and tested in no second place: with hyper's HTTP/1, bytes that names and values can't hold, a
+//! `Transfer-Encoding` that doesn't end in `chunked` or comes with HTTP/1.0 (400), too many or too large headers (431).
+//! With h2, connection-specific headers, upper-case names, pseudo-headers that are missing, doubled or out of place, a
+//! `content-length` other than the data's, and floods.
 
 use std::net::Ipv6Addr;
 
@@ -53,6 +52,18 @@ pub enum Malformed {
     /// `Connection` names a header that says where the message ends or whom it is for.
     #[error("the connection header takes away what frames the message")]
     Connection,
+    /// A length twice, one that is no number, or one beside a transfer coding: where it ends is in doubt.
+    #[error("the request says in several ways where it ends, or in none")]
+    Lengths,
+    /// CR, LF or NUL where no line ends, or a header without a colon.
+    #[error("a line of the head is not one")]
+    Line,
+    /// Once allowed; what belongs to which header is in doubt.
+    #[error("a header goes on over several lines")]
+    Fold,
+    /// What came before it on the connection leaves no way to tell where it begins.
+    #[error("where the request begins is in doubt")]
+    Beginning,
     /// Other than `100-continue`.
     #[error("the expectation is not known")]
     Expectation,
@@ -66,10 +77,24 @@ impl Malformed {
             Self::Connect => StatusCode::NOT_FOUND,
             Self::Coding => StatusCode::NOT_IMPLEMENTED,
             Self::Expectation => StatusCode::EXPECTATION_FAILED,
-            Self::NoHost | Self::SeveralHosts | Self::BadHost | Self::Target | Self::Connection => {
-                StatusCode::BAD_REQUEST
-            }
+            Self::NoHost
+            | Self::SeveralHosts
+            | Self::BadHost
+            | Self::Target
+            | Self::Connection
+            | Self::Lengths
+            | Self::Line
+            | Self::Fold
+            | Self::Beginning => StatusCode::BAD_REQUEST,
         }
+    }
+
+    /// Whether nothing that comes behind it on the connection may be taken for a request.
+    pub fn ends_the_connection(self) -> bool {
+        matches!(
+            self,
+            Self::Lengths | Self::Line | Self::Fold | Self::Beginning | Self::Coding
+        )
     }
 
     /// Envoy's flag.

@@ -27,6 +27,7 @@ pub mod authorize;
 pub mod connection;
 pub mod detect;
 
+pub mod hello;
 pub mod tcp;
 
 pub mod http;
@@ -38,6 +39,7 @@ pub mod endpoints;
 pub mod pool;
 pub mod upstream;
 
+pub mod framing;
 pub mod hygiene;
 pub mod path;
 pub mod pattern;

@@ -30,6 +30,7 @@ use crate::body::{AnyBody, Downward, Upward};
 use crate::destination::Destination;
 use crate::exchange::Exchange;
 use crate::failure::Flag;
+use crate::framing::Verdict;
 use crate::http::Conversation;
 use crate::hygiene;
 use crate::path::{self, Normalization};
@@ -47,10 +48,11 @@ const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Answers one request.
+/// Answers one request, if its bytes can be read in one way only.
 pub async fn respond(
     conversation: Arc<Conversation>,
     request: Request<Incoming>,
+    framed: Verdict,
 ) -> Result<Response<Downward>, Infallible> {
     let (head, body) = request.into_parts();
     let Conversation {
@@ -75,7 +77,7 @@ pub async fn respond(
         conversation: &conversation,
         exchange,
     });
-    match Box::pin(life.run(head, body)).await {
+    match Box::pin(life.run(head, body, framed)).await {
         Ok(Done::Answered(response, answered)) => {
             let exchange = life.exchange;
             Ok(response.map(|body| {
@@ -110,7 +112,13 @@ struct Life<'c> {
 }
 
 impl Life<'_> {
-    async fn run(&mut self, mut head: Parts, body: Incoming) -> Result<Done, Reply> {
+    async fn run(
+        &mut self,
+        mut head: Parts,
+        body: Incoming,
+        framed: Verdict,
+    ) -> Result<Done, Reply> {
+        framed?;
         let asked = read(&head)?;
         let upgrade = hygiene::upgrade(head.version, &head.headers);
         let client = head.extensions.remove::<OnUpgrade>();

@@ -1,30 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A connection whose bytes are nobody's business here: pick an endpoint, connect, relay.
 //!
-//! The client's proxy hears 200 only once an endpoint was reached: what can't be connected is refused, not cut.
+//! The client's proxy hears 200 only once an endpoint was reached: what can't be connected is refused, not cut. But for
+//! connections that are routed by their TLS server name: to hear it, they have to be let in first, and are reset if nothing
+//! comes of them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use bytes::BytesMut;
 use hbone::{End as RelayEnd, Heard, Incoming, Outcome, Side, Stop, Stream, relay_streams};
 use rand::Rng;
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use crate::destination::Destination;
 use crate::failure::{Failure, Flag};
+use crate::hello::{self, Asked, Hello};
 use crate::http::Conversation;
 use crate::record::{Connection, Labels, Near};
 use crate::route::Table;
 use crate::upstream::{self, Leg, Upstream};
+
+/// How long a client may take to say which server it wants.
+const HELLO: Duration = Duration::from_secs(10);
 
 /// Carries a connection to its end.
 pub async fn serve(conversation: &Conversation, mut incoming: Box<Incoming>) {
     let Conversation {
         waypoint, arrival, ..
     } = conversation;
+    let client = arrival.identity.namespace();
+    let meant = &conversation.destination;
+    if let Some(Table::Tls(_)) = meant.port().and_then(|port| port.table(client)) {
+        return Box::pin(by_name(conversation, incoming)).await;
+    }
     // Boxed: large, and over soon, while what follows lives for days.
     let connected = Box::pin(async {
-        let destination = destination(conversation, &mut rand::rng())?;
+        let destination = destination(conversation, None, &mut rand::rng())?;
         tokio::select! {
             connected = upstream::connect(waypoint, arrival, &destination) => connected,
             gone = incoming.abandoned() => Err(Failure::ClientGone(gone.to_string().into())),
@@ -46,14 +60,76 @@ pub async fn serve(conversation: &Conversation, mut incoming: Box<Incoming>) {
     }
 }
 
+/// A connection that goes where its TLS server name leads.
+async fn by_name(conversation: &Conversation, incoming: Box<Incoming>) {
+    let Conversation {
+        waypoint, arrival, ..
+    } = conversation;
+    let mut client = match incoming.accept(None) {
+        Ok(client) => client,
+        Err(error) => {
+            let failure = Failure::ClientGone(error.to_string().into());
+            return waypoint.recorder.refuse(&arrival.ends(), &failure);
+        }
+    };
+    let mut near = BytesMut::new();
+    let connected = async {
+        let asked = tokio::select! {
+            asked = timeout(HELLO, hello(&mut client, &mut near)) => asked,
+            reason = conversation.tracked.stop().stopped() => return Err(Failure::PolicyChanged(reason)),
+        };
+        let asked = asked.unwrap_or_else(|_| {
+            let words = format!("it did not begin with TLS within {HELLO:?}");
+            Err(Failure::ClientTls(words.into()))
+        })?;
+        let destination = destination(conversation, asked.server.as_deref(), &mut rand::rng())?;
+        upstream::connect(waypoint, arrival, &destination).await
+    };
+    match Box::pin(connected).await {
+        Ok(upstream) => {
+            let heard = Heard {
+                near: near.freeze(),
+                ..Heard::default()
+            };
+            relay(conversation, client, heard, upstream).await;
+        }
+        Err(failure) => {
+            client.reset();
+            waypoint.recorder.refuse(&arrival.ends(), &failure);
+        }
+    }
+}
+
+/// The first message of a TLS client, whose bytes are kept.
+async fn hello(client: &mut Stream, near: &mut BytesMut) -> Result<Asked, Failure> {
+    let mut hello = Hello::default();
+    let broke = |words: String| Failure::ClientTls(words.into());
+    while near.len() < hello::LONGEST {
+        let before = near.len();
+        let read = client.read_buf(near).await;
+        match read.map_err(|error| Failure::ClientGone(error.to_string().into()))? {
+            0 => return Err(broke("it ended before it asked for a server".to_owned())),
+            _ => match hello.read(&near[before..]) {
+                Ok(Some(asked)) => return Ok(asked),
+                Ok(None) => {}
+                Err(error) => return Err(broke(error.to_string())),
+            },
+        }
+    }
+    Err(broke("its first message is too long".to_owned()))
+}
+
 /// Where the routes send it, if they concern its client; else what it was meant for.
-fn destination(conversation: &Conversation, rng: &mut impl Rng) -> Result<Destination, Failure> {
+fn destination(
+    conversation: &Conversation,
+    server_name: Option<&str>,
+    rng: &mut impl Rng,
+) -> Result<Destination, Failure> {
     let meant = &conversation.destination;
     let client = conversation.arrival.identity.namespace();
     let answer = match meant.port().and_then(|port| port.table(client)) {
         Some(Table::Tcp(table)) => table.answer(rng),
-        // Which name a client asks for, nobody has looked at here.
-        Some(Table::Tls(table)) => table.answer(None, rng),
+        Some(Table::Tls(table)) => table.answer(server_name, rng),
         Some(Table::Http(_)) | None => return Ok(meant.clone()),
     };
     let to = answer.map_err(|reason| Failure::Routed {

@@ -168,7 +168,12 @@ impl From<Malformed> for Reply {
             Malformed::Connect => Flag::NoRoute,
             _ => Flag::DownstreamProtocolError,
         };
-        Self::of(malformed.status(), flag, malformed.to_string())
+        let mut reply = Self::of(malformed.status(), flag, malformed.to_string());
+        if malformed.ends_the_connection() {
+            let close = HeaderValue::from_static("close");
+            reply.headers.insert(header::CONNECTION, close);
+        }
+        reply
     }
 }
 

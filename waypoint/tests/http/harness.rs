@@ -186,6 +186,16 @@ impl World {
                 ..wire::RouteTable::default()
             }]
         };
+        self.serve_tables(name, protocol, tables, policy);
+    }
+
+    pub(crate) fn serve_tables(
+        &self,
+        name: &str,
+        protocol: wire::Protocol,
+        tables: Vec<wire::RouteTable>,
+        policy: Option<wire::TrafficPolicy>,
+    ) {
         let message = wire::Service {
             namespace: "shop".into(),
             hostname: host(name).to_string(),

@@ -5,6 +5,8 @@
 
 mod harness;
 
+mod framing;
 mod protocols;
 mod resilience;
 mod routes;
+mod tls;
