@@ -29,7 +29,8 @@ use crate::topology::{Cluster, Layout, Node, Place};
 use crate::traffic::client::{Conversation, converse};
 use crate::traffic::server::{Service, serve};
 use crate::{
-    binaries, gateway, hostile, lab, link, manifests, namespaces, native, peers, status, tour,
+    binaries, conformance, gateway, hostile, lab, link, manifests, namespaces, native, peers,
+    status, tour,
 };
 
 /// A real two-node ambient mesh on this machine: every node and pod is a network namespace, every program the one that
@@ -147,6 +148,8 @@ enum Verb {
     Bench(Bench),
     /// Ask the control plane for a certificate with somebody's token and report the answer
     Certificate(peers::Certificate),
+    /// Try whether a certificate authority, ours or another, refuses what it has to; status 0 if it does
+    Conformance(conformance::Authority),
 
     #[command(hide = true)]
     EnterLab(LabOptions),
@@ -329,6 +332,17 @@ fn run(cli: Cli) -> Result<ExitCode> {
         },
         Verb::Peer(peer) => report_of(&runtime()?.block_on(peers::dial(&peer))?),
         Verb::Certificate(request) => report_of(&runtime()?.block_on(peers::request(&request))?),
+        Verb::Conformance(authority) => {
+            let report = runtime()?.block_on(conformance::check(&authority))?;
+            match authority.output {
+                Output::Table => print!("{}", report.table()),
+                Output::Json => println!("{}", serde_json::to_string_pretty(&report)?),
+            }
+            Ok(match report.conforms() {
+                true => ExitCode::SUCCESS,
+                false => ExitCode::FAILURE,
+            })
+        }
         Verb::Resolve(question) => {
             let answered = runtime()?.block_on(question.ask())?;
             println!("{}", serde_json::to_string(&answered)?);

@@ -8,12 +8,14 @@
 //!    └──── Cluster::put, merge, delete ────┘
 //! ```
 
+mod admin;
 mod assets;
 mod certificates;
 mod cluster;
 mod gate;
 mod server;
 
+pub use admin::{Admin, definition, path};
 pub use assets::assets;
-pub use cluster::{Cluster, Write, definition, path};
+pub use cluster::{Cluster, Write};
 pub use gate::Gate;

@@ -19,6 +19,7 @@
 //! - [`sniff`], [`wire`]: what the wire carries
 //! - [`kubernetes`]: a real API server, without nodes
 //! - [`plane`]: the control plane by itself, and its clients
+//! - [`conformance`]: what any authority of the mesh has to refuse
 //! - [`deploy`]: what is applied to a real cluster
 //! - [`bench`]: measurements that can be repeated
 //! - [`access_log`], [`telemetry`]: what the proxies say they did
@@ -29,6 +30,7 @@ pub mod authority;
 pub mod bench;
 pub mod binaries;
 pub mod cli;
+pub mod conformance;
 pub mod deploy;
 pub mod dns;
 pub mod environment;

@@ -69,6 +69,8 @@ pub struct Answer {
     pub identity: Option<String>,
     /// Every name in it.
     pub names: Vec<String>,
+    /// Whether it may sign others.
+    pub signs: bool,
     /// Certificates from the leaf up, without the root.
     pub chain: usize,
     pub seconds_left: Option<i64>,
@@ -96,12 +98,7 @@ pub async fn request(request: &Certificate) -> Result<Answer> {
         .map_or(TokenSource::None, TokenSource::File);
     match sign(&request.identity, token, &request.roots).await {
         Ok((chain, _key)) => {
-            let leaf = chain
-                .first()
-                .context("the control plane answered with no certificate")?;
-            let (_, block) = x509_parser::pem::parse_x509_pem(leaf.as_bytes())
-                .context("the certificate is no PEM")?;
-            let mut answer = describe(&block.contents)?;
+            let mut answer = leaf(&chain)?;
             answer.chain = chain.len().saturating_sub(1);
             Ok(answer)
         }
@@ -156,6 +153,14 @@ async fn sign(
 
 /// A request for a certificate, and the key that it is for, as PEM.
 pub(crate) fn signing_request(identity: &SpiffeId) -> Result<(String, String)> {
+    signing_request_of(identity, |_| {})
+}
+
+/// The same with more in it.
+pub(crate) fn signing_request_of(
+    identity: &SpiffeId,
+    more: impl FnOnce(&mut rcgen::CertificateParams),
+) -> Result<(String, String)> {
     let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256)
         .context("cannot make a key")?;
     let mut parameters = rcgen::CertificateParams::default();
@@ -165,6 +170,7 @@ pub(crate) fn signing_request(identity: &SpiffeId) -> Result<(String, String)> {
         .try_into()
         .context("the identity as a name")?;
     parameters.subject_alt_names = vec![rcgen::SanType::URI(name)];
+    more(&mut parameters);
     let request = parameters
         .serialize_request(&key)
         .context("cannot make a request")?;
@@ -293,6 +299,16 @@ impl ServerCertVerifier for AnyMember {
     }
 }
 
+/// What the first of a chain of PEM elements says.
+pub(crate) fn leaf(chain: &[String]) -> Result<Answer> {
+    let leaf = chain
+        .first()
+        .context("the control plane answered with no certificate")?;
+    let (_, block) =
+        x509_parser::pem::parse_x509_pem(leaf.as_bytes()).context("the certificate is no PEM")?;
+    describe(&block.contents)
+}
+
 fn describe(der: &[u8]) -> Result<Answer> {
     let (_, certificate) =
         X509Certificate::from_der(der).context("the certificate can't be read")?;
@@ -314,6 +330,7 @@ fn describe(der: &[u8]) -> Result<Answer> {
             .find(|name| name.parse::<SpiffeId>().is_ok())
             .cloned(),
         names,
+        signs: certificate.is_ca(),
         seconds_left: Some(certificate.validity().not_after.timestamp() - now),
         ..Answer::default()
     })

@@ -4,6 +4,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use e2e::cli::Output;
+use e2e::conformance::{self, Authority};
 use e2e::plane::client::Clients;
 use e2e::tokens::AUDIENCE;
 use serde_json::{Value, json};
@@ -103,6 +105,42 @@ async fn the_roots_are_in_every_namespace_and_come_back() -> Result<()> {
     ground.cluster.put(&namespace("late")).await?;
     holds(&ground, "late", &roots).await?;
     assert!(ground.cluster.get(&config("kube-public")).await.is_err());
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_authority_meets_what_is_demanded_of_any() -> Result<()> {
+    let ground = Ground::with(&[]).await?;
+    let authority = Authority {
+        kubeconfig: ground.cluster.folder().join("admin.json"),
+        address: ground.plane.address().to_string(),
+        roots: ground.plane.roots(),
+        cluster_id: "Kubernetes".to_owned(),
+        trust_domain: "cluster.local".parse()?,
+        audience: AUDIENCE.to_owned(),
+        proxy: ("istio-system".to_owned(), "ztunnel".to_owned()),
+        patience: Duration::from_secs(30),
+        case: Vec::new(),
+        output: Output::Table,
+    };
+    let report = conformance::check(&authority).await?;
+    assert!(
+        report.conforms(),
+        "{}\nlog: {}",
+        report.table(),
+        ground.log()
+    );
+    // Who is no proxy is refused all that a proxy is given.
+    let stranger = Authority {
+        proxy: ("shop".to_owned(), "default".to_owned()),
+        patience: Duration::from_secs(2),
+        case: vec!["own-node".to_owned(), "no-token".to_owned()],
+        ..authority
+    };
+    ground.cluster.put(&account("shop", "default")).await?;
+    let demands = conformance::check(&stranger).await?;
+    let missed: Vec<_> = demands.cases.iter().map(|case| &case.fault).collect();
+    assert!(matches!(missed[..], [Some(_), None]), "{}", demands.table());
     Ok(())
 }
 

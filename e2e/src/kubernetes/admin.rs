@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The administrator of a cluster: puts objects there, takes them away, has tokens issued.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use cluster::{Client, Connection, Kind, RequestError, object::Scope};
+use http::{Method, Request, header};
+use serde_json::{Value, json};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Somebody who may do everything.
+pub struct Admin {
+    client: Client,
+}
+
+impl Admin {
+    /// As a kubeconfig says.
+    pub async fn of(kubeconfig: &Path) -> Result<Self> {
+        let connection = Connection::kubeconfig(kubeconfig).await?;
+        Ok(Self {
+            client: connection.client()?,
+        })
+    }
+
+    /// Creates an object or changes it to what is said here, status included.
+    pub async fn put(&self, object: &Value) -> Result<()> {
+        let path = path(object)?;
+        let apply = async |path: &str| {
+            let applied = self.client.apply(path, "test", object).await;
+            applied.with_context(|| format!("applying {path}"))
+        };
+        apply(&path).await?;
+        if object["status"].is_object() {
+            apply(&format!("{path}/status")).await?;
+        }
+        Ok(())
+    }
+
+    /// Lays a JSON merge patch over an object.
+    pub async fn merge(&self, object: &Value, patch: &Value) -> Result<()> {
+        let path = path(object)?;
+        let body = Some(("application/merge-patch+json", patch));
+        let patched = self.call(Method::PATCH, &path, body).await;
+        patched.with_context(|| format!("PATCH {path}"))?;
+        Ok(())
+    }
+
+    /// Asks whether the server would take an object, to the letter: nothing in it that the server would drop or find twice.
+    /// Nothing is stored.
+    ///
+    /// # Errors
+    /// Says what the server has against it.
+    pub async fn check(&self, object: &Value) -> Result<()> {
+        let path = path(object)?;
+        let body = Some(("application/apply-patch+yaml", object));
+        let question =
+            format!("{path}?dryRun=All&fieldValidation=Strict&fieldManager=test&force=true");
+        let checked = self.call(Method::PATCH, &question, body).await;
+        checked
+            .map(drop)
+            .with_context(|| format!("checking {path}"))
+    }
+
+    pub async fn get(&self, object: &Value) -> Result<Value> {
+        let path = path(object)?;
+        let got = self.call(Method::GET, &path, None).await;
+        got.with_context(|| format!("GET {path}"))
+    }
+
+    /// Deletes an object at once, for there is no kubelet to wait for, and returns when it is gone.
+    pub async fn delete(&self, object: &Value) -> Result<()> {
+        let uid = self.get(object).await?["metadata"]["uid"].take();
+        self.begin_delete(object).await?;
+        let path = path(object)?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.call(Method::GET, &path, None).await {
+                Err(error) if error.code() == Some(404) => return Ok(()),
+                Err(error) => return Err(error).with_context(|| format!("GET {path}")),
+                // Somebody has made another.
+                Ok(left) if left["metadata"]["uid"] != uid => return Ok(()),
+                Ok(left) => ensure!(Instant::now() < deadline, "it does not go: {left}"),
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Deletes an object, whose going may take the cluster a while.
+    pub async fn begin_delete(&self, object: &Value) -> Result<()> {
+        let path = path(object)?;
+        let options = json!({"gracePeriodSeconds": 0});
+        let body = Some(("application/json", &options));
+        let deleted = self.call(Method::DELETE, &path, body).await;
+        deleted.map(drop).with_context(|| format!("DELETE {path}"))
+    }
+
+    /// A token as a kubelet mounts it: of the pod's account, for an audience, for as long as the pod lives.
+    pub async fn token(&self, pod: &Value, audience: &str) -> Result<String> {
+        let pod = self.get(pod).await?;
+        let (metadata, account) = (&pod["metadata"], &pod["spec"]["serviceAccountName"]);
+        let account = account.as_str().context("the pod has no account")?;
+        let namespace = metadata["namespace"].as_str().context("no namespace")?;
+        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
+        let bound = json!({
+            "apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"],
+        });
+        let request = json!({
+            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+            "spec": {"audiences": [audience], "expirationSeconds": 3600, "boundObjectRef": bound},
+        });
+        let issued = self
+            .call(Method::POST, &path, Some(("application/json", &request)))
+            .await;
+        let issued = issued.with_context(|| format!("POST {path}"))?;
+        let token = issued["status"]["token"].as_str().context("no token")?;
+        Ok(token.to_owned())
+    }
+
+    /// Defines a kind that takes anything, and returns when objects of it can be made.
+    pub async fn define(&self, kind: Kind) -> Result<()> {
+        self.define_as(kind, &definition(kind)).await
+    }
+
+    /// The same, by a definition of one's own.
+    pub async fn define_as(&self, kind: Kind, definition: &Value) -> Result<()> {
+        self.put(definition).await?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let conditions = self.get(definition).await?["status"]["conditions"].take();
+            let established = conditions
+                .as_array()
+                .into_iter()
+                .flatten()
+                .any(|condition| {
+                    condition["type"] == "Established" && condition["status"] == "True"
+                });
+            // The handler follows a moment later.
+            let list = format!(
+                "/apis/{}/{}/{}",
+                kind.group(),
+                kind.versions()[0],
+                kind.plural()
+            );
+            if established && self.call(Method::GET, &list, None).await.is_ok() {
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "{kind} is not established: {conditions}"
+            );
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    pub(super) async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<(&str, &Value)>,
+    ) -> Result<Value, RequestError> {
+        let mut request = Request::builder().method(method).uri(path);
+        if let Some((content, _)) = body {
+            request = request.header(header::CONTENT_TYPE, content);
+        }
+        let body = body.map(|(_, body)| body.to_string().into_bytes());
+        let request = request.body(body.unwrap_or_default());
+        self.client.call(request.expect("a path is a URI")).await
+    }
+}
+
+/// Kinds that nobody follows, and that are put into clusters all the same.
+const OTHERS: [(&str, &str, Scope); 11] = [
+    ("ClusterRole", "clusterroles", Scope::Cluster),
+    ("ClusterRoleBinding", "clusterrolebindings", Scope::Cluster),
+    (
+        "CustomResourceDefinition",
+        "customresourcedefinitions",
+        Scope::Cluster,
+    ),
+    ("DaemonSet", "daemonsets", Scope::Namespace),
+    ("Deployment", "deployments", Scope::Namespace),
+    ("Lease", "leases", Scope::Namespace),
+    ("NetworkPolicy", "networkpolicies", Scope::Namespace),
+    (
+        "PodDisruptionBudget",
+        "poddisruptionbudgets",
+        Scope::Namespace,
+    ),
+    ("Role", "roles", Scope::Namespace),
+    ("RoleBinding", "rolebindings", Scope::Namespace),
+    ("Secret", "secrets", Scope::Namespace),
+];
+
+/// The path of an object of a kind that is followed, or of another that tests know.
+///
+/// # Errors
+/// What is no object of such a kind.
+pub fn path(object: &Value) -> Result<String> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]));
+    let name = text(&object["metadata"]["name"]);
+    let group = if version.contains('/') { "apis" } else { "api" };
+    let followed = Kind::ALL
+        .iter()
+        .map(|known| (known.as_str(), known.plural(), known.scope()));
+    let mut known = followed.chain(OTHERS);
+    let found = known.find(|(known, ..)| *known == kind);
+    let (_, plural, scope) = found.with_context(|| format!("kind {kind:?} is not known"))?;
+    Ok(match scope {
+        Scope::Cluster => format!("/{group}/{version}/{plural}/{name}"),
+        Scope::Namespace => {
+            let namespace = text(&object["metadata"]["namespace"]);
+            format!("/{group}/{version}/namespaces/{namespace}/{plural}/{name}")
+        }
+    })
+}
+
+/// A definition of a custom kind that takes any spec and status, as a cluster may hold objects of versions to come.
+pub fn definition(kind: Kind) -> Value {
+    let anything = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    let version = |name: &&str| {
+        json!({
+            "name": name, "served": true, "storage": *name == kind.versions()[0],
+            "subresources": {"status": {}},
+            "schema": {"openAPIV3Schema": {
+                "type": "object", "x-kubernetes-preserve-unknown-fields": true,
+                "properties": {"spec": {"x-kubernetes-preserve-unknown-fields": true}, "status": anything},
+            }},
+        })
+    };
+    let (plural, group) = (kind.plural(), kind.group());
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        // Without it groups that belong to Kubernetes are refused.
+        "metadata": {"name": format!("{plural}.{group}"), "annotations": {"api-approved.kubernetes.io": "unapproved, for tests"}},
+        "spec": {
+            "group": group,
+            "scope": match kind.scope() { Scope::Cluster => "Cluster", Scope::Namespace => "Namespaced" },
+            "names": {"kind": kind.as_str(), "plural": plural, "singular": kind.as_str().to_lowercase()},
+            "versions": kind.versions().iter().map(version).collect::<Vec<_>>(),
+        },
+    })
+}
