@@ -88,10 +88,14 @@ mod tests {
         for pod in objects().unwrap().iter().filter_map(pod_of) {
             for container in pod["spec"]["containers"].as_array().unwrap() {
                 images.push(container["image"].as_str().unwrap().to_owned());
+                // Those that it has others run.
+                let env = container["env"].as_array().into_iter().flatten();
+                let named = env.filter(|one| one["name"] == "WAYPOINT_IMAGE");
+                images.extend(named.map(|one| one["value"].as_str().unwrap().to_owned()));
             }
         }
         images.sort_unstable();
-        let expected = ["istiod-lite", "redirect", "ztunnel"]
+        let expected = ["istiod-lite", "redirect", "waypoint", "ztunnel"]
             .map(|name| format!("culvert/{name}:{}", env!("CARGO_PKG_VERSION")));
         assert_eq!(images, expected);
     }

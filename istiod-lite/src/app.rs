@@ -30,6 +30,7 @@ use crate::{
     root_configmaps,
     serving::{self, Bounds, Shown},
     source::Cluster,
+    waypoints,
     xds_server::Discovery,
 };
 
@@ -125,7 +126,21 @@ pub async fn start(
     upkeep.start();
     if let Some((source, client)) = cluster.follow(root_configmaps::followed())? {
         let authority = Arc::clone(&asked.authority);
+        let leadership = leadership.clone();
         let kept = root_configmaps::keep(source, client, authority, leadership, drain.clone());
+        tokio::spawn(Box::pin(kept));
+    }
+    let root = &config.mesh.root_namespace;
+    if let Some((source, client)) = cluster.follow(waypoints::followed(root))? {
+        let settings = waypoints::Settings {
+            image: config.waypoint_image.clone(),
+            cluster_id: config.mesh.cluster_id.clone(),
+            cluster_domain: config.mesh.cluster_domain.clone(),
+            trust_domain: config.mesh.trust_domain.to_string(),
+            control_plane: format!("istiod.{root}.svc:15012"),
+            root_namespace: root.clone(),
+        };
+        let kept = waypoints::keep(source, client, settings, leadership, drain.clone());
         tokio::spawn(Box::pin(kept));
     }
     let incoming = serving::incoming(

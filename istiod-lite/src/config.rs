@@ -87,6 +87,9 @@ pub struct Arguments {
     /// Lifetime of a certificate whose client names none [DEFAULT_WORKLOAD_CERT_TTL; 24h]
     #[arg(long)]
     default_cert_ttl: Option<String>,
+    /// Image of the waypoints that Gateways ask for [WAYPOINT_IMAGE; culvert/waypoint of this version]
+    #[arg(long)]
+    waypoint_image: Option<String>,
     /// Longest lifetime that a client may ask for [MAX_WORKLOAD_CERT_TTL; 2160h]
     #[arg(long)]
     max_cert_ttl: Option<String>,
@@ -109,6 +112,8 @@ pub struct Config {
     pub authority: AuthorityConfig,
     /// How callers prove who they are.
     pub tokens: TokenConfig,
+    /// The image of waypoints.
+    pub waypoint_image: String,
     /// How the process logs.
     pub log: LogConfig,
 }
@@ -228,6 +233,8 @@ impl Config {
                 .push("default-cert-ttl: is longer than max-cert-ttl".to_owned());
         }
         let cacerts = reader.given(&a.cacerts, "CACERTS_DIR").map(PathBuf::from);
+        let image = format!("culvert/waypoint:{}", env!("CARGO_PKG_VERSION"));
+        let waypoint_image = reader.text(&a.waypoint_image, "WAYPOINT_IMAGE", &image);
         let log = reader.log();
         let (Some(source), Some(listen), Some(admin), Some(trust_domain), true) = (
             source,
@@ -264,6 +271,7 @@ impl Config {
                 audiences,
                 node_accounts,
             },
+            waypoint_image,
             log,
         })
     }

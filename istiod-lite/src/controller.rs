@@ -174,7 +174,7 @@ impl Controller {
 }
 
 /// Kubernetes keeps times of whole seconds.
-fn now() -> Timestamp {
+pub(crate) fn now() -> Timestamp {
     let since = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default();

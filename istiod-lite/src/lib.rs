@@ -35,6 +35,7 @@ pub mod serving;
 
 pub mod authority;
 pub mod root_configmaps;
+pub mod waypoints;
 
 pub mod admin;
 pub mod app;

@@ -79,7 +79,7 @@ impl Condition {
 
     /// As it is written in place of what an object carries: the time is that of the last
     /// change of the answer.
-    fn written(
+    pub(crate) fn written(
         &self,
         carried: Option<&kinds::Condition>,
         observed_generation: Option<i64>,

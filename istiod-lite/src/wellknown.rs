@@ -29,6 +29,12 @@ pub const INBOUND_BINDING: &str = "ambient.istio.io/waypoint-inbound-binding";
 pub const GATEWAY_NAME: &str = "gateway.networking.k8s.io/gateway-name";
 /// Annotation of a Gateway: the service account that it runs as.
 pub const GATEWAY_SERVICE_ACCOUNT: &str = "gateway.istio.io/service-account";
+/// Annotation of a Gateway: what its objects are called.
+pub const GATEWAY_NAME_OVERRIDE: &str = "gateway.istio.io/name-override";
+/// Annotation of a Gateway: which way to make its objects it asks for.
+pub const CONTROLLER_VERSION: &str = "gateway.istio.io/controller-version";
+/// Annotation of a Gateway: the type of its Service.
+pub const SERVICE_TYPE: &str = "networking.istio.io/service-type";
 /// Label of objects that a controller of the mesh made.
 pub const GATEWAY_MANAGED: &str = "gateway.istio.io/managed";
 /// The controller that writes the status of routes for services.

@@ -231,6 +231,7 @@ objects! {
     ConfigMap, "configmaps", Namespace, without_status, "", ["v1"];
     Pod, "pods", Namespace, with_status, "", ["v1"];
     Service, "services", Namespace, with_status, "", ["v1"];
+    Deployment, "deployments", Namespace, with_status, "apps", ["v1"];
     EndpointSlice, "endpointslices", Namespace, without_status, "discovery.k8s.io", ["v1"];
     GatewayClass, "gatewayclasses", Cluster, with_status, "gateway.networking.k8s.io", ["v1", "v1beta1"];
     Gateway, "gateways", Namespace, with_status, "gateway.networking.k8s.io", ["v1", "v1beta1"];

@@ -39,6 +39,15 @@ impl Admin {
         Ok(())
     }
 
+    /// Changes the status of an object that is there to what is said here, and nothing else of it.
+    pub async fn put_status(&self, object: &Value) -> Result<()> {
+        let path = format!("{}/status", path(object)?);
+        let applied = self.client.apply(&path, "test", object).await;
+        applied
+            .map(drop)
+            .with_context(|| format!("applying {path}"))
+    }
+
     /// Lays a JSON merge patch over an object.
     pub async fn merge(&self, object: &Value, patch: &Value) -> Result<()> {
         let path = path(object)?;
@@ -172,7 +181,7 @@ impl Admin {
 }
 
 /// Kinds that nobody follows, and that are put into clusters all the same.
-const OTHERS: [(&str, &str, Scope); 11] = [
+const OTHERS: [(&str, &str, Scope); 10] = [
     ("ClusterRole", "clusterroles", Scope::Cluster),
     ("ClusterRoleBinding", "clusterrolebindings", Scope::Cluster),
     (
@@ -181,7 +190,6 @@ const OTHERS: [(&str, &str, Scope); 11] = [
         Scope::Cluster,
     ),
     ("DaemonSet", "daemonsets", Scope::Namespace),
-    ("Deployment", "deployments", Scope::Namespace),
     ("Lease", "leases", Scope::Namespace),
     ("NetworkPolicy", "networkpolicies", Scope::Namespace),
     (

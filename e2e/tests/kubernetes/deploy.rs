@@ -19,6 +19,7 @@ use http::Request;
 use serde_json::{Value, json};
 
 use super::ground::{Ground, account, deny, namespace, pod, policy, running, workload, ztunnel};
+use super::waypoints;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -169,8 +170,17 @@ async fn the_control_plane_does_all_of_its_work_with_the_rights_of_its_account()
             "rules": [{"backendRefs": [{"name": "web", "port": 80}]}],
         },
     });
+    let mut gateway = waypoints::gateway("waypoint");
+    let more = json!({"group": "", "kind": "ConfigMap", "name": "more"});
+    gateway["spec"]["infrastructure"] = json!({"parametersRef": more});
+    let more = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "shop", "name": "more"},
+        "data": {"deployment": "spec: {replicas: 2}"},
+    });
     let shop = [
         namespace("shop"),
+        more,
+        gateway.clone(),
         account("shop", "default"),
         pod("web", "10.1.0.1"),
         policy.clone(),
@@ -213,6 +223,19 @@ async fn the_control_plane_does_all_of_its_work_with_the_rights_of_its_account()
     .await?;
     says(&ground, &route, |status| {
         status["parents"][0]["controllerName"] == "istio.io/mesh-controller"
+    })
+    .await?;
+    let made = waypoints::of("waypoint", "Deployment");
+    eventually(&ground, &made, |made| made["spec"]["replicas"] == 2).await?;
+    says(&ground, &gateway, |status| {
+        status["conditions"][0]["type"] == "Accepted" && status["conditions"][0]["status"] == "True"
+    })
+    .await?;
+    let class = objects
+        .iter()
+        .find(|object| object["kind"] == "GatewayClass");
+    says(&ground, class.context("no class")?, |status| {
+        status["conditions"][0]["status"] == "True"
     })
     .await?;
     let roots = json!({

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::certificates::{config, identity};
 use super::conditions::condition;
 use super::ground::{Replica, deny, namespace, pod, policy, populated, replica};
+use super::waypoints::{gateway, of, seen};
 
 /// Two control planes, of which the first leads.
 struct Pair {
@@ -78,7 +79,9 @@ async fn holder(cluster: &Cluster, hoped: impl Fn(&str) -> bool) -> Result<Strin
 async fn one_writes_and_all_serve_and_another_takes_over_from_a_leader_that_is_killed() -> Result<()>
 {
     let object = policy("deny", &deny(&["80"]));
-    let mut pair = Pair::start(&[pod("web", "10.1.0.1"), object.clone()]).await?;
+    let objects = [pod("web", "10.1.0.1"), object.clone(), gateway("waypoint")];
+    let mut pair = Pair::start(&objects).await?;
+    seen(&pair.cluster, &of("waypoint", "Service"), |_| true).await?;
     condition(&pair.cluster, &object, 1).await?;
     pair.roots_in("shop").await?;
     let before = holder(&pair.cluster, |_| true).await?;
@@ -92,9 +95,20 @@ async fn one_writes_and_all_serve_and_another_takes_over_from_a_leader_that_is_k
     let audit = json!({"spec": {"action": "AUDIT"}});
     pair.cluster.merge(&object, &audit).await?;
     pair.cluster.put(&namespace("late")).await?;
+    pair.cluster.delete(&of("waypoint", "Service")).await?;
     let refused = condition(&pair.cluster, &object, 2).await?;
     assert_eq!(refused["status"], "False");
     pair.roots_in("late").await?;
+    // The waypoint is the other's now: what is missing is made, and what is there is left as it is.
+    seen(&pair.cluster, &of("waypoint", "Service"), |_| true).await?;
+    let applied = |user: &str, kind: &str| {
+        let made = format!("/{kind}/waypoint?");
+        let writes = pair.writes(user)?.into_iter();
+        anyhow::Ok(writes.filter(|write| write.contains(&made)).count())
+    };
+    assert_eq!(applied("replica-a", "deployments")?, 1);
+    assert_eq!(applied("replica-b", "deployments")?, 0);
+    assert_eq!(applied("replica-b", "services")?, 1);
     let after = holder(&pair.cluster, |_| true).await?;
     assert_ne!(after, before);
     assert!(!pair.writes("replica-b")?.is_empty());

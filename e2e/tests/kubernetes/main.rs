@@ -13,3 +13,4 @@ mod node_agent;
 mod objects;
 mod outages;
 mod secrets;
+mod waypoints;

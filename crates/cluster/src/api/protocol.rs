@@ -25,6 +25,7 @@ const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 pub struct Follow {
     pub(crate) kind: Kind,
     pub(crate) fields: Option<String>,
+    pub(crate) labels: Option<String>,
     pub(crate) parts: Parts,
 }
 
@@ -41,6 +42,7 @@ impl Follow {
         Self {
             kind,
             fields: None,
+            labels: None,
             parts: Parts::All,
         }
     }
@@ -59,6 +61,19 @@ impl Follow {
             fields: Some(fields.into()),
             ..self
         }
+    }
+
+    /// Those that a label selector chooses, as in `app=web`. Who loses the label counts as deleted.
+    pub fn labelled(self, labels: impl Into<String>) -> Self {
+        Self {
+            labels: Some(labels.into()),
+            ..self
+        }
+    }
+
+    /// The path of one of its objects, in the first version that is understood.
+    pub fn object(&self, object: &ObjectKey) -> String {
+        self.object_path(self.kind.versions()[0], object)
     }
 }
 
@@ -124,10 +139,13 @@ impl Follow {
     }
 
     fn selector(&self) -> String {
-        let fields = self.fields.as_deref();
-        fields.map_or_else(String::new, |fields| {
-            format!("&fieldSelector={}", escaped(fields))
-        })
+        let part = |name: &str, selector: Option<&str>| {
+            selector.map_or_else(String::new, |selector| {
+                format!("&{name}={}", escaped(selector))
+            })
+        };
+        part("fieldSelector", self.fields.as_deref())
+            + &part("labelSelector", self.labels.as_deref())
     }
 }
 
@@ -145,7 +163,7 @@ pub(crate) fn group_path(kind: Kind, version: &str) -> String {
 
 /// The definition of a kind that comes with a custom resource; none for those that every server has.
 pub(crate) fn definition_path(kind: Kind) -> Option<String> {
-    let built_in = matches!(kind.group(), "" | "discovery.k8s.io");
+    let built_in = matches!(kind.group(), "" | "apps" | "discovery.k8s.io");
     (!built_in).then(|| {
         format!(
             "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{}.{}",
@@ -302,6 +320,11 @@ mod tests {
             pods.watch("v1", Since::Version("7")),
             "/api/v1/pods?watch=1&allowWatchBookmarks=true&timeoutSeconds=300&resourceVersion=7\
              &fieldSelector=spec.nodeName%3Da%20b"
+        );
+        let made = Follow::all(Kind::Deployment).labelled("app=web");
+        assert_eq!(
+            made.list("v1", 1, None),
+            "/apis/apps/v1/deployments?limit=1&labelSelector=app%3Dweb"
         );
         let policies = Follow::all(Kind::AuthorizationPolicy);
         assert_eq!(

@@ -26,10 +26,21 @@ pub struct GatewaySpec {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub struct GatewayInfrastructure {
     pub labels: BTreeMap<String, String>,
     pub annotations: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parameters_ref: Option<ParametersReference>,
+}
+
+/// Where more is said about how a Gateway is run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ParametersReference {
+    pub group: String,
+    pub kind: String,
+    pub name: String,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -80,6 +91,8 @@ pub struct GatewayAddress {
 pub struct GatewayStatus {
     pub addresses: Vec<GatewayAddress>,
     pub conditions: Vec<Condition>,
+    /// As written: what is said of each listener.
+    pub listeners: Vec<serde_json::Value>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -45,7 +45,6 @@ const NOT_READ: &[(&str, &[&str])] = &[
         &[
             "ControllerRevision",
             "DaemonSet",
-            "Deployment",
             "ReplicaSet",
             "StatefulSet",
         ],

@@ -24,8 +24,9 @@ pub use extension::{RequestAuthentication, Telemetry, WasmPlugin};
 
 pub use gateway::{
     AllowedRoutes, Gateway, GatewayAddress, GatewayClass, GatewayClassSpec, GatewayInfrastructure,
-    GatewaySpec, GatewayStatus, Listener, ListenerTls, RouteNamespaces,
+    GatewaySpec, GatewayStatus, Listener, ListenerTls, ParametersReference, RouteNamespaces,
 };
+pub use k8s_openapi::api::apps::v1::Deployment;
 pub use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Service, ServiceAccount};
 pub use k8s_openapi::api::discovery::v1::EndpointSlice;
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{

@@ -158,7 +158,7 @@ fn mistakes_in_json_are_named_by_line_too() {
 fn kinds_that_are_not_read_are_no_problem() {
     for (version, kind) in [
         ("gateway.networking.k8s.io/v1", "UDPRoute"),
-        ("apps/v1", "Deployment"),
+        ("apps/v1", "DaemonSet"),
         ("networking.istio.io/v1", "Sidecar"),
         ("networking.istio.io/v1", "Gateway"),
         ("v1", "Secret"),
