@@ -6,81 +6,40 @@
 //! with its address and the way to it. What to make of failures is `mesh::standing`'s and `resilience`'s to say.
 
 mod observed;
+mod way;
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use mesh::balance::{self, Address};
-use mesh::workload::TunnelProtocol;
-use mesh::{Endpoint, Seen, Service, Standings, Workload};
+use mesh::{Endpoint, Seen, Service, Standings};
 use parking_lot::RwLock;
 use rand::Rng;
-use spiffe::SpiffeId;
 use tracing::warn;
 
 use self::observed::Asked as OfService;
 pub use self::observed::{Begun, Observed};
+use self::way::Asker;
+pub use self::way::{Choice, Chosen, Gateway, Place, Way};
 use crate::config::Own;
 use crate::destination::{Destination, own_workload};
 use crate::failure::Failure;
-use crate::record::{End, Security};
 use crate::resilience::hash::Key;
 use crate::resilience::traffic::TrafficPolicy;
 use crate::session::Pin;
 use crate::state::Known;
-
-/// One endpoint of what was meant, and how it is reached.
-#[derive(Debug, Clone)]
-pub struct Chosen {
-    pub workload: Arc<Workload>,
-    /// Where its application listens.
-    pub address: SocketAddr,
-    pub way: Way,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Way {
-    /// It is not of the mesh.
-    Plain,
-    /// By a tunnel to its node's proxy, or to itself, which has to be one of these.
-    Tunnel { expected: Arc<[SpiffeId]> },
-}
-
-impl Chosen {
-    /// By which its failures are remembered.
-    pub fn endpoint(&self) -> Endpoint {
-        Endpoint {
-            workload: self.workload.uid.clone(),
-            port: self.address.port(),
-        }
-    }
-
-    /// What telemetry says of it.
-    pub fn end(&self) -> (End, Security) {
-        let end = End::of(&self.workload);
-        match &self.way {
-            Way::Plain => (end, Security::None),
-            Way::Tunnel { .. } => (
-                end.proven(self.workload.identity.clone()),
-                Security::MutualTls,
-            ),
-        }
-    }
-}
 
 /// What was seen of all endpoints, by all workers.
 #[derive(Default)]
 pub struct Endpoints {
     standings: RwLock<Standings>,
     /// One for each destination that was asked for, until its service is gone.
-    observed: RwLock<HashMap<Place, Arc<Observed>>>,
+    observed: RwLock<HashMap<Account, Arc<Observed>>>,
 }
 
 /// A port of a service, or of a workload, whose namespace is empty here.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Place {
+struct Account {
     namespace: Arc<str>,
     name: Arc<str>,
     port: u16,
@@ -128,7 +87,7 @@ impl Endpoints {
         own: &Own,
         asked: Asked<'_>,
         rng: &mut impl Rng,
-    ) -> Result<Chosen, Failure> {
+    ) -> Result<Choice, Failure> {
         let tried = asked.tried;
         match asked.destination {
             Destination::Workload { workload, address } => {
@@ -140,7 +99,7 @@ impl Endpoints {
                 }
                 // Its latest state, as it may have joined the mesh meanwhile.
                 let workload = known.mesh.workload(&workload.uid).unwrap_or(workload);
-                reach(own, workload, None, Where::At(*address))
+                way::to_workload(own, workload, *address)
             }
             Destination::Service { service, port, .. }
             | Destination::Routed { service, port, .. } => {
@@ -156,7 +115,7 @@ impl Endpoints {
         (service, port): (&Arc<Service>, u16),
         asked: Asked<'_>,
         rng: &mut impl Rng,
-    ) -> Result<Chosen, Failure> {
+    ) -> Result<Choice, Failure> {
         // As it is now, with its present balancing; or as it was when it is just gone.
         let now = known.mesh.service(&service.namespace, &service.hostname);
         let service = now.unwrap_or(service);
@@ -179,12 +138,13 @@ impl Endpoints {
             name: format!("service {}", service.key()).into(),
             reason,
         })?;
-        reach(
+        let asker = Asker {
+            known,
             own,
-            &picked.workload,
-            Some(service),
-            Where::Port(picked.port),
-        )
+            pod,
+            seen,
+        };
+        asker.endpoint(&picked, (service, port), rng)
     }
 
     pub fn begin(self: &Arc<Self>, endpoint: Endpoint) -> Using {
@@ -197,20 +157,20 @@ impl Endpoints {
 
     /// What was seen of a destination.
     pub fn observed(&self, destination: &Destination) -> Arc<Observed> {
-        let place = Place::of(destination);
-        if let Some(observed) = self.observed.read().get(&place) {
+        let account = Account::of(destination);
+        if let Some(observed) = self.observed.read().get(&account) {
             return Arc::clone(observed);
         }
-        Arc::clone(self.observed.write().entry(place).or_default())
+        Arc::clone(self.observed.write().entry(account).or_default())
     }
 
     /// Forgets what was seen of destinations that are gone and not in use; call it now and then.
     pub fn expire(&self, known: &Known) {
         let mesh = &known.mesh;
-        self.observed.write().retain(|place, observed| {
-            let exists = match &*place.namespace {
-                "" => mesh.workload(&place.name).is_some(),
-                namespace => mesh.service(namespace, &place.name).is_some(),
+        self.observed.write().retain(|account, observed| {
+            let exists = match &*account.namespace {
+                "" => mesh.workload(&account.name).is_some(),
+                namespace => mesh.service(namespace, &account.name).is_some(),
             };
             exists || Arc::strong_count(observed) > 1
         });
@@ -240,7 +200,7 @@ impl Endpoints {
     }
 }
 
-impl Place {
+impl Account {
     fn of(destination: &Destination) -> Self {
         let (namespace, name, port) = match destination {
             Destination::Service { service, port, .. }
@@ -284,59 +244,4 @@ impl Drop for Using {
     fn drop(&mut self) {
         self.endpoints.standings.write().ended(&self.endpoint);
     }
-}
-
-/// Where a workload is to be reached.
-enum Where {
-    /// At the address that was asked for.
-    At(SocketAddr),
-    /// At a port of any address that suits.
-    Port(u16),
-}
-
-fn reach(
-    own: &Own,
-    workload: &Arc<Workload>,
-    service: Option<&Service>,
-    place: Where,
-) -> Result<Chosen, Failure> {
-    let unreachable = |reason| Failure::Unreachable {
-        workload: workload.uid.clone(),
-        reason,
-    };
-    if workload.network != own.network {
-        return Err(unreachable("it is on another network"));
-    }
-    let address = match place {
-        Where::At(address) => address,
-        Where::Port(port) => match balance::choose_address(workload, service, own.address) {
-            Address::Ip(ip) => SocketAddr::new(ip, port),
-            Address::Hostname(_) => return Err(unreachable("it is known by a host name only")),
-            Address::Unreachable => {
-                return Err(unreachable(
-                    "it has no address that the service's address families permit",
-                ));
-            }
-        },
-    };
-    let way = match workload.protocol {
-        TunnelProtocol::None => Way::Plain,
-        TunnelProtocol::Hbone => Way::Tunnel {
-            expected: identities(workload, service),
-        },
-    };
-    Ok(Chosen {
-        workload: workload.clone(),
-        address,
-        way,
-    })
-}
-
-/// Who may answer for a workload.
-fn identities(workload: &Workload, service: Option<&Service>) -> Arc<[SpiffeId]> {
-    let others = service.map_or(&[][..], |service| &service.subject_alt_names);
-    let own = std::iter::once(&workload.identity);
-    own.chain(others.iter().filter(|other| **other != workload.identity))
-        .cloned()
-        .collect()
 }

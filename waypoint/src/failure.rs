@@ -54,6 +54,8 @@ pub enum Failure {
         workload: Arc<str>,
         reason: &'static str,
     },
+    #[error("host {host} of an endpoint: {error}")]
+    Unresolved { host: Arc<str>, error: Arc<str> },
     #[error("cannot connect to {to}: {error}")]
     Connect {
         to: SocketAddr,
@@ -148,9 +150,10 @@ impl Failure {
             Self::Timeout => Flag::UpstreamTimeout,
             Self::Routed { flag, .. } => *flag,
             Self::NoEndpoint { .. } | Self::Unreachable { .. } => Flag::NoHealthyUpstream,
-            Self::Connect { .. } | Self::ConnectTimeout { .. } | Self::Tunnel(_) => {
-                Flag::UpstreamConnectionFailure
-            }
+            Self::Unresolved { .. }
+            | Self::Connect { .. }
+            | Self::ConnectTimeout { .. }
+            | Self::Tunnel(_) => Flag::UpstreamConnectionFailure,
             Self::Broken(_) | Self::Http { .. } => Flag::UpstreamConnectionTermination,
             Self::ClientGone(_) => Flag::DownstreamConnectionTermination,
             Self::Drained => Flag::None,
@@ -183,6 +186,7 @@ impl Failure {
             | Self::Http { .. }
             | Self::NoEndpoint { .. }
             | Self::Unreachable { .. }
+            | Self::Unresolved { .. }
             | Self::Connect { .. }
             | Self::ConnectTimeout { .. }
             | Self::Tunnel(_)
@@ -195,7 +199,7 @@ impl Failure {
     /// Whether another endpoint may do better: nothing was delivered, and nobody but this one is at fault.
     pub fn is_the_endpoints(&self) -> bool {
         match self {
-            Self::Connect { .. } | Self::ConnectTimeout { .. } => true,
+            Self::Unresolved { .. } | Self::Connect { .. } | Self::ConnectTimeout { .. } => true,
             Self::Tunnel(error) => !matches!(
                 error,
                 OpenError::Certificate { .. }

@@ -141,6 +141,7 @@ pub async fn serve_as(
         Version::Http2 => {
             let connection = http2::Builder::new(TokioExecutor::new())
                 .timer(TokioTimer::new())
+                .enable_connect_protocol()
                 .max_concurrent_streams(MAX_STREAMS)
                 .max_header_list_size(MAX_HEADERS as u32)
                 .initial_stream_window_size(STREAM_WINDOW)

@@ -33,9 +33,11 @@ pub mod tcp;
 pub mod http;
 pub mod request;
 
+pub mod base64;
 pub mod body;
 
 pub mod endpoints;
+pub mod hostnames;
 pub mod pool;
 pub mod upstream;
 

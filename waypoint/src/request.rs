@@ -26,6 +26,7 @@ use hyper::upgrade::OnUpgrade;
 
 use self::attempt::{Answered, Asked, Attempts, Target};
 pub use self::reply::Reply;
+use self::upgrade::Wish;
 use crate::body::{AnyBody, Downward, Upward};
 use crate::destination::Destination;
 use crate::exchange::Exchange;
@@ -120,7 +121,7 @@ impl Life<'_> {
     ) -> Result<Done, Reply> {
         framed?;
         let asked = read(&head)?;
-        let upgrade = hygiene::upgrade(head.version, &head.headers);
+        let wish = Wish::of(&mut head)?;
         let client = head.extensions.remove::<OnUpgrade>();
 
         let port = self.port()?;
@@ -142,7 +143,7 @@ impl Life<'_> {
         let timeouts = forward
             .as_ref()
             .map_or(Timeouts::default(), |forward| forward.timeouts);
-        let outgoing = self.outgoing(head, &asked, forward.as_ref(), upgrade.as_ref())?;
+        let outgoing = self.outgoing(head, &asked, forward.as_ref())?;
         let is_empty = body.is_end_stream();
         let mut body = Upward::new(body, Arc::clone(self.exchange.received()));
         if let Some(forward) = &forward {
@@ -152,7 +153,7 @@ impl Life<'_> {
             head: outgoing,
             body: (!is_empty).then_some(body),
             client_version: version,
-            upgrade: upgrade.is_some(),
+            wish: wish.clone(),
         };
         let attempts = Attempts {
             conversation: self.conversation,
@@ -164,8 +165,18 @@ impl Life<'_> {
         };
         let (mut response, answered) = attempts.run(asked, &mut self.exchange).await?;
 
-        let switching = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-        let endpoint = switching.then(|| hyper::upgrade::on(&mut response));
+        let status = response.status();
+        let is_agreed = wish.is_some() && Wish::is_agreed(answered.version, status);
+        let misleads = match &wish {
+            Some(wish) => !is_agreed && wish.is_misled_by(status),
+            None => status == StatusCode::SWITCHING_PROTOCOLS,
+        };
+        if misleads {
+            return Err(Reply::upstream(
+                "the endpoint's answer is not one to what was asked of it",
+            ));
+        }
+        let upgraded = is_agreed.then(|| hyper::upgrade::on(&mut response));
         let (mut parts, body) = response.into_parts();
         hygiene::remove_hop_by_hop(&mut parts.headers);
         if let Some(forward) = &forward {
@@ -179,25 +190,26 @@ impl Life<'_> {
             // Where the answer has too many headers already, the client is told next time.
             let _ = parts.headers.try_append(header::SET_COOKIE, cookie);
         }
+        if let Some(wish) = wish.filter(|_| is_agreed) {
+            parts.status = wish.agree(&mut parts.headers);
+        }
         self.exchange.answered(parts.status, &parts.headers);
         let mut response = Response::new(());
         *response.status_mut() = parts.status;
         *response.headers_mut() = parts.headers;
-        match (endpoint, client, upgrade) {
-            (Some(endpoint), Some(client), Some(protocol)) => {
-                let headers = response.headers_mut();
-                headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-                headers.insert(header::UPGRADE, protocol);
-                let upgraded = upgrade::Upgraded { client, endpoint };
-                Ok(Done::Upgraded(
-                    response.map(|()| crate::body::empty()),
-                    upgraded,
-                ))
-            }
-            (Some(_), ..) => Err(Reply::upstream(
-                "the endpoint switched protocols and was not asked to",
+        match (upgraded, client) {
+            (Some(endpoint), Some(client)) => Ok(Done::Upgraded(
+                response.map(|()| crate::body::empty()),
+                upgrade::Upgraded {
+                    client,
+                    endpoint,
+                    lease: answered.lease,
+                },
             )),
-            (None, ..) => Ok(Done::Answered(
+            (Some(_), None) => Err(Reply::upstream(
+                "the endpoint switched protocols and the client cannot",
+            )),
+            (None, _) => Ok(Done::Answered(
                 response.map(|()| crate::body::streamed(body)),
                 answered,
             )),
@@ -330,7 +342,6 @@ impl Life<'_> {
         mut head: Parts,
         asked: &Read,
         forward: Option<&Forward<'_>>,
-        upgrade: Option<&HeaderValue>,
     ) -> Result<Head, Reply> {
         let headers = &mut head.headers;
         hygiene::remove_hop_by_hop(headers);
@@ -342,10 +353,6 @@ impl Life<'_> {
         let host = host.map_or_else(|| HeaderValue::from_str(&asked.authority), Ok);
         let host = host.map_err(|_| Reply::malformed("the request's host is not one"))?;
         headers.insert(header::HOST, host);
-        if let Some(protocol) = upgrade {
-            headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-            headers.insert(header::UPGRADE, protocol.clone());
-        }
         let path = match forward.and_then(|forward| forward.path_and_query.clone()) {
             Some(path) => path,
             None => asked.path_and_query()?,

@@ -9,9 +9,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hbone::wire::{Authority, ConnectRequest, PORT};
-use hbone::{BoxFuture, Dial, PoolKey, Stream};
+use hbone::{Behind, BoxFuture, Dial, PoolKey, Stream};
 use http::HeaderMap;
 use mesh::Endpoint;
+use spiffe::SpiffeId;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -93,9 +94,17 @@ pub async fn connect(
             (Err(_), Some(failure)) => return Err(failure),
             (Err(refusal), None) => return Err(refusal),
         };
-        let using = waypoint.endpoints.begin(chosen.endpoint());
-        match reach(waypoint, arrival, destination, &policy.connections, &chosen).await {
-            Ok(leg) => {
+        let endpoint = chosen.endpoint();
+        let using = waypoint.endpoints.begin(endpoint.clone());
+        let reached = async {
+            let own = waypoint.own.address;
+            let chosen = waypoint.hostnames.settle(chosen, own).await?;
+            let limits = &policy.connections;
+            let leg = reach(waypoint, arrival, destination, limits, &chosen).await?;
+            Ok::<_, Failure>((leg, chosen))
+        };
+        match reached.await {
+            Ok((leg, chosen)) => {
                 using.succeeded();
                 return Ok(Upstream {
                     leg,
@@ -107,7 +116,7 @@ pub async fn connect(
             Err(failure) if !failure.is_the_endpoints() => return Err(failure),
             Err(failure) => {
                 using.failed(&failure);
-                tried.push(chosen.endpoint());
+                tried.push(endpoint);
                 if tried.len() >= MOST_ATTEMPTS {
                     return Err(failure);
                 }
@@ -158,23 +167,49 @@ async fn way_to(
             }),
         },
         Way::Tunnel { expected } => {
-            let key = PoolKey {
-                source: waypoint.own.identity.clone(),
-                destination: Arc::clone(expected),
-                address: SocketAddr::new(to.ip(), PORT),
-                source_ip: waypoint.own.address,
-            };
-            let request = ConnectRequest {
-                baggage: arrival.request.baggage.clone(),
-                forwarded: arrival.forwarded(destination),
-                traceparent: arrival.request.traceparent,
-                ..ConnectRequest::new(Authority::from(to))
-            };
+            let address = SocketAddr::new(to.ip(), PORT);
+            let key = tunnel_key(waypoint, expected, address);
+            let request = request(arrival, destination, Authority::from(to));
             let pool = waypoint.worker(arrival.worker).tunnels();
             let opened = pool.open(&key, &Directly, request).await;
             let (stream, _peer) = opened.map_err(Failure::Tunnel)?;
             Ok(Leg::Tunnel(stream))
         }
+        Way::Gateway(gateway) => {
+            let key = tunnel_key(waypoint, &gateway.expected, to);
+            let authority = Authority::Host(gateway.host.to_ascii_lowercase(), gateway.port);
+            let to_gateway = request(arrival, destination, authority);
+            let behind = Behind {
+                expected: Arc::clone(&gateway.behind),
+                to_destination: ConnectRequest {
+                    network: Some(waypoint.own.network.to_string()),
+                    ..to_gateway.clone()
+                },
+                to_gateway,
+            };
+            let pool = waypoint.worker(arrival.worker).tunnels();
+            let opened = Box::pin(pool.open_behind(&key, &Directly, behind)).await;
+            let (stream, _answering) = opened.map_err(Failure::Tunnel)?;
+            Ok(Leg::Tunnel(stream))
+        }
+    }
+}
+
+fn tunnel_key(waypoint: &Waypoint, expected: &Arc<[SpiffeId]>, address: SocketAddr) -> PoolKey {
+    PoolKey {
+        source: waypoint.own.identity.clone(),
+        destination: Arc::clone(expected),
+        address,
+        source_ip: waypoint.own.address,
+    }
+}
+
+fn request(arrival: &Arrival, destination: &Destination, authority: Authority) -> ConnectRequest {
+    ConnectRequest {
+        baggage: arrival.request.baggage.clone(),
+        forwarded: arrival.forwarded(destination),
+        traceparent: arrival.request.traceparent,
+        ..ConnectRequest::new(authority)
     }
 }
 

@@ -13,6 +13,7 @@ use crate::config::{Limits, Own};
 use crate::connection::Habits;
 use crate::connections::Connections;
 use crate::endpoints::{Endpoints, Observed};
+use crate::hostnames::Hostnames;
 use crate::pool::HttpPool;
 use crate::record::Recorder;
 use crate::state::State;
@@ -34,6 +35,7 @@ pub struct Waypoint {
     pub places: Arc<Semaphore>,
     pub draining: DrainSignal,
     pub habits: Habits,
+    pub hostnames: Hostnames,
     mirrors: Arc<Semaphore>,
     per_worker: Box<[PerWorker]>,
 }
@@ -76,6 +78,7 @@ impl Waypoint {
             limits: parts.limits,
             draining: parts.draining,
             habits: Habits::default(),
+            hostnames: Hostnames::default(),
             mirrors: Arc::new(Semaphore::new(MOST_COPIES)),
         }
     }

@@ -27,7 +27,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use hbone::wire::Authority;
-use mesh::balance::{self, PortRule, Upstream};
+use mesh::balance::{self, NoHop, PortRule, Upstream, identities};
 use mesh::service::Mode;
 use mesh::workload::TunnelProtocol;
 use mesh::{
@@ -426,27 +426,18 @@ fn resolve(
     rng: &mut impl Rng,
 ) -> Result<Upstream, Refusal> {
     let Outbound { source, seen, .. } = *connection;
-    let port = reference.hbone_mtls_port;
-    match store.gateway(&reference.destination, Some(&source.namespace)) {
-        None => Err(Refusal::UnknownHop {
+    let found = balance::hop(store, reference, source, rule, seen, rng);
+    found.map_err(|reason| match reason {
+        NoHop::Unknown => Refusal::UnknownHop {
             role,
             reference: reference.destination.clone(),
-        }),
-        Some(Found::Workload(workload)) => Ok(Upstream {
-            workload,
-            port,
-            service: None,
-        }),
-        Some(Found::Service(service)) => {
-            balance::pick(store, &service, source, port, rule, seen, rng).map_err(|reason| {
-                Refusal::NoHopEndpoint {
-                    role,
-                    reference: reference.destination.clone(),
-                    reason,
-                }
-            })
-        }
-    }
+        },
+        NoHop::NoEndpoint(reason) => Refusal::NoHopEndpoint {
+            role,
+            reference: reference.destination.clone(),
+            reason,
+        },
+    })
 }
 
 /// Whether the source is itself the waypoint that a reference stands for.
@@ -469,15 +460,6 @@ fn backs(workload: &Workload, service: &Service) -> bool {
     workload
         .ports_for(&service.namespace, &service.hostname)
         .is_some()
-}
-
-/// Who may answer for a workload.
-fn identities(workload: &Workload, service: Option<&Service>) -> Arc<[SpiffeId]> {
-    let others = service.map_or(&[][..], |service| &service.subject_alt_names);
-    let own = std::iter::once(&workload.identity);
-    own.chain(others.iter().filter(|other| **other != workload.identity))
-        .cloned()
-        .collect()
 }
 
 fn canonical(address: SocketAddr) -> SocketAddr {

@@ -18,10 +18,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use rand::{Rng, RngExt};
+use spiffe::SpiffeId;
 
+use crate::address::GatewayAddress;
 use crate::service::{HealthPolicy, LoadBalancer, Mode, Scope, Service};
 use crate::standing::{Endpoint, Seen};
-use crate::store::Store;
+use crate::store::{Found, Store};
 use crate::workload::{HealthStatus, Workload};
 
 /// An endpoint with the port to reach it on.
@@ -134,6 +136,52 @@ pub fn upstream((workload, port): Candidate<'_>, service: &Arc<Service>) -> Upst
         port,
         service: Some(service.clone()),
     }
+}
+
+/// Why a waypoint or gateway that is named can't be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoHop {
+    /// Nothing is known by that name or address.
+    #[error("it is not known")]
+    Unknown,
+    /// It is a service without an endpoint for it.
+    #[error("{0}")]
+    NoEndpoint(NoEndpoint),
+}
+
+/// Finds an endpoint of a waypoint or gateway, for a connection of a workload.
+///
+/// # Errors
+/// Names what left none.
+pub fn hop(
+    store: &Store,
+    reference: &GatewayAddress,
+    source: &Workload,
+    rule: PortRule,
+    seen: Seen<'_>,
+    rng: &mut impl Rng,
+) -> Result<Upstream, NoHop> {
+    let port = reference.hbone_mtls_port;
+    match store.gateway(&reference.destination, Some(&source.namespace)) {
+        None => Err(NoHop::Unknown),
+        Some(Found::Workload(workload)) => Ok(Upstream {
+            workload,
+            port,
+            service: None,
+        }),
+        Some(Found::Service(service)) => {
+            pick(store, &service, source, port, rule, seen, rng).map_err(NoHop::NoEndpoint)
+        }
+    }
+}
+
+/// Who may answer for a workload: itself, and whoever else the service names.
+pub fn identities(workload: &Workload, service: Option<&Service>) -> Arc<[SpiffeId]> {
+    let others = service.map_or(&[][..], |service| &service.subject_alt_names);
+    let own = std::iter::once(&workload.identity);
+    own.chain(others.iter().filter(|other| **other != workload.identity))
+        .cloned()
+        .collect()
 }
 
 fn candidates<'s>(

@@ -14,9 +14,10 @@ use tokio::time::timeout_at;
 
 use super::Head;
 use super::reply::Reply;
+use super::upgrade::Wish;
 use crate::body::{self, AnyBody, Upward};
 use crate::destination::Destination;
-use crate::endpoints::{Asked as Wanted, Chosen, Observed, Using};
+use crate::endpoints::{Asked as Wanted, Choice, Chosen, Observed, Using};
 use crate::exchange::Exchange;
 use crate::failure::{Failure, Flag};
 use crate::http::Conversation;
@@ -42,10 +43,14 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// As declared, or else as the client does; what becomes something else begins as HTTP/1.1.
-    fn version(&self, client: http::Version, upgrade: bool) -> Version {
+    /// As declared, or else as the client does; what becomes something else begins as HTTP/1.1, but for WebSockets where
+    /// HTTP/2 is declared.
+    fn version(&self, client: http::Version, wish: Option<&Wish>) -> Version {
         match self.protocol {
-            _ if upgrade => Version::Http1,
+            Protocol::Http2 | Protocol::Grpc if wish.is_some_and(Wish::is_websocket) => {
+                Version::Http2
+            }
+            _ if wish.is_some() => Version::Http1,
             Protocol::Http1 | Protocol::WebSocket => Version::Http1,
             Protocol::Http2 | Protocol::Grpc => Version::Http2,
             Protocol::Detect | Protocol::Tcp | Protocol::Tls => match client {
@@ -62,7 +67,7 @@ pub(super) struct Asked {
     /// None where there is none.
     pub(super) body: Option<Upward>,
     pub(super) client_version: http::Version,
-    pub(super) upgrade: bool,
+    pub(super) wish: Option<Wish>,
 }
 
 /// How it is to be sent.
@@ -79,6 +84,7 @@ pub(super) struct Attempts<'a> {
 pub(super) struct Answered {
     pub(super) lease: Option<Lease>,
     pub(super) endpoint: Endpoint,
+    pub(super) version: Version,
     pub(super) deadline: Option<tokio::time::Instant>,
 }
 
@@ -140,8 +146,12 @@ impl Attempts<'_> {
         } = &self.target;
         let begun = observed.begin(Work::Request, &policy.limits);
         exchange.under_way(begun.map_err(Failure::Limit)?);
-        let version = self.target.version(asked.client_version, asked.upgrade);
+        let wish = asked.wish.as_ref();
+        let version = self.target.version(asked.client_version, wish);
         let mut request = asked.head.for_version(version);
+        if let Some(wish) = wish {
+            wish.ask(version, &mut request);
+        }
         let mut payload = payload(asked.body, &mut request);
         let mut tried = Vec::new();
         let mut retries = 0;
@@ -207,6 +217,7 @@ impl Attempts<'_> {
                     let answered = Answered {
                         lease: Some(lease),
                         endpoint: endpoint(&tried),
+                        version,
                         deadline: limit.map(|(at, _)| at.into()),
                     };
                     return Ok((answer, answered));
@@ -252,10 +263,19 @@ impl Attempts<'_> {
         tried: &mut Vec<Endpoint>,
         exchange: &mut Exchange,
     ) -> Result<(Response<Incoming>, Lease), Failed> {
-        let (chosen, using) = self.choose(tried)?;
+        let (choice, using) = self.choose(tried)?;
+        tried.push(choice.endpoint());
+        let waypoint = &self.conversation.waypoint;
+        let settled = waypoint.hostnames.settle(choice, waypoint.own.address);
+        let chosen = match settled.await {
+            Ok(chosen) => chosen,
+            Err(failure) => {
+                using.failed(&failure);
+                return Err(failure.into());
+            }
+        };
         let service = self.target.destination.service();
         exchange.tried(&chosen, service.map(|service| Labels::service_of(service)));
-        tried.push(chosen.endpoint());
         // A connection that waited for long may be closed just when it is used: that is not an attempt.
         loop {
             let mut lease =
@@ -298,7 +318,7 @@ impl Attempts<'_> {
         }
     }
 
-    fn choose(&self, tried: &[Endpoint]) -> Result<(Chosen, Using), Failure> {
+    fn choose(&self, tried: &[Endpoint]) -> Result<(Choice, Using), Failure> {
         let waypoint = &self.conversation.waypoint;
         let known = waypoint.state.read();
         let choose = |tried: &[Endpoint]| {
@@ -436,14 +456,17 @@ pub(super) fn mirror(conversation: &Arc<Conversation>, target: Target, head: Hea
             pin: None,
             key: None,
         };
-        let version = attempts.target.version(http::Version::HTTP_11, false);
+        let version = attempts.target.version(http::Version::HTTP_11, None);
         let request = head.for_version(version);
         let sent = async {
             let Target {
                 policy, observed, ..
             } = &attempts.target;
             let _under_way = observed.begin(Work::Request, &policy.limits)?;
-            let (chosen, _using) = attempts.choose(&[])?;
+            let (choice, _using) = attempts.choose(&[])?;
+            let waypoint = &conversation.waypoint;
+            let settled = waypoint.hostnames.settle(choice, waypoint.own.address);
+            let chosen = settled.await?;
             let connection = connection(&conversation, &attempts.target, &chosen, version);
             let mut lease = connection.await?;
             let answer = lease.send(request.map(|()| copy)).await;

@@ -10,3 +10,4 @@ mod protocols;
 mod resilience;
 mod routes;
 mod tls;
+mod websocket;

@@ -9,11 +9,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use hbone::wire::Authority;
-use mesh::balance::{PortRule, Upstream};
+use mesh::balance::{PortRule, Upstream, identities};
 use mesh::{GatewayDestination, Service, Store};
 use rand::Rng;
 
-use super::{Outbound, Place, Refusal, Role, Route, identities, resolve};
+use super::{Outbound, Place, Refusal, Role, Route, resolve};
 
 /// The way to an endpoint, or a waypoint, that is on another network than the source.
 pub(super) fn through_gateway(

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+//! WebSockets where one side speaks HTTP/2 and the other HTTP/1.1.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use http::{Method, Request, Response};
+use http_body_util::{Empty, Full};
+use hyper::body::Incoming;
+use hyper::ext::Protocol as Asked;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use proto::waypoint::Protocol;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+use crate::harness::{World, soon};
+
+/// An HTTP/1.1 application that answers so, then says what it is told.
+async fn application(answer: &'static str) -> SocketAddr {
+    let listener = TcpListener::bind(("127.0.0.2", 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let mut head = [0; 4096];
+            let count = socket.read(&mut head).await.unwrap();
+            let head = String::from_utf8_lossy(&head[..count]).to_lowercase();
+            assert!(head.starts_with("get /chat http/1.1"), "{head}");
+            assert!(head.contains("\r\nupgrade: websocket\r\n"), "{head}");
+            assert!(head.contains("\r\nsec-websocket-version: 13\r\n"), "{head}");
+            let key = head
+                .lines()
+                .find_map(|line| line.strip_prefix("sec-websocket-key: "));
+            assert_eq!(key.map(str::len), Some(24), "{head}");
+            socket.write_all(answer.as_bytes()).await.unwrap();
+            let (mut read, mut write) = socket.split();
+            let _ = tokio::io::copy(&mut read, &mut write).await;
+        }
+    });
+    address
+}
+
+/// Asks over HTTP/2.
+async fn ask(world: &World, to: SocketAddr) -> Response<Incoming> {
+    let stream = world.connect(to).await;
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+            .await
+            .unwrap();
+    tokio::spawn(connection);
+    let mut request = Request::builder()
+        .method(Method::CONNECT)
+        .uri("http://app.shop/chat")
+        .header("sec-websocket-version", "13")
+        .body(Empty::<Bytes>::new())
+        .unwrap();
+    let asked = Asked::from_static("websocket");
+    request.extensions_mut().insert(asked);
+    soon(sender.send_request(request)).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_client_of_http2_meets_an_application_of_http1() {
+    let mut world = World::new().await;
+    let switching = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+                     sec-websocket-accept: x\r\nsec-websocket-protocol: chat\r\n\r\nhello";
+    let to = world.service("app", &[application(switching).await]);
+    world.serve("app", Protocol::Http1, vec![]);
+    let mut response = ask(&world, to).await;
+    assert_eq!(response.status(), 200, "{response:?}");
+    assert_eq!(response.headers()["sec-websocket-protocol"], "chat");
+    assert!(!response.headers().contains_key("sec-websocket-accept"));
+    let upgraded = soon(hyper::upgrade::on(&mut response)).await.unwrap();
+    let mut stream = TokioIo::new(upgraded);
+    stream.write_all(b"ping").await.unwrap();
+    let mut heard = [0; 9];
+    soon(stream.read_exact(&mut heard)).await.unwrap();
+    assert_eq!(&heard, b"helloping");
+    drop(stream);
+    world
+        .until_counted(&["istio_requests_total", "response_code=\"200\""])
+        .await;
+}
+
+#[tokio::test]
+async fn what_is_no_agreement_is_not_taken_for_one() {
+    let mut world = World::new().await;
+    let page = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nno";
+    let to = world.service("app", &[application(page).await]);
+    world.serve("app", Protocol::Http1, vec![]);
+    assert_eq!(ask(&world, to).await.status(), 502);
+    let refusal = "HTTP/1.1 403 Forbidden\r\ncontent-length: 2\r\n\r\nno";
+    let to = world.service("other", &[application(refusal).await]);
+    world.serve("other", Protocol::Http1, vec![]);
+    assert_eq!(ask(&world, to).await.status(), 403);
+}
+
+#[tokio::test]
+async fn a_client_of_http1_meets_an_application_of_http2() {
+    let mut world = World::new().await;
+    let listener = TcpListener::bind(("127.0.0.2", 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let (socket, _) = listener.accept().await.unwrap();
+        let service = service_fn(|mut request: Request<Incoming>| async move {
+            assert_eq!(request.method(), Method::CONNECT);
+            assert_eq!(request.uri().path(), "/chat");
+            let asked = request.extensions().get::<Asked>().unwrap();
+            assert_eq!(asked.as_str(), "websocket");
+            assert!(!request.headers().contains_key("sec-websocket-key"));
+            let upgrade = hyper::upgrade::on(&mut request);
+            tokio::spawn(async move {
+                let mut stream = TokioIo::new(upgrade.await.unwrap());
+                let mut heard = [0; 4];
+                stream.read_exact(&mut heard).await.unwrap();
+                stream.write_all(&heard).await.unwrap();
+            });
+            Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+        });
+        let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+            .enable_connect_protocol()
+            .serve_connection(TokioIo::new(socket), service)
+            .await;
+    });
+    let to = world.service("app", &[address]);
+    world.serve("app", Protocol::Http2, vec![]);
+    let mut stream = world.connect(to).await;
+    let head = "GET /chat HTTP/1.1\r\nhost: app.shop\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
+                sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut heard = Vec::new();
+    while !heard.ends_with(b"\r\n\r\n") {
+        assert_ne!(soon(stream.read_buf(&mut heard)).await.unwrap(), 0);
+    }
+    let heard = String::from_utf8(heard).unwrap();
+    assert!(heard.starts_with("HTTP/1.1 101"), "{heard}");
+    let accepted = "sec-websocket-accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=";
+    assert!(heard.contains(accepted), "{heard}");
+    stream.write_all(b"ping").await.unwrap();
+    let mut back = [0; 4];
+    soon(stream.read_exact(&mut back)).await.unwrap();
+    assert_eq!(&back, b"ping");
+}
