@@ -2,7 +2,7 @@
 //! Compiles the schemas with protox, so that building needs no protoc.
 
 /// Every schema, by owner.
-const SCHEMAS: [&str; 7] = [
+const SCHEMAS: [&str; 8] = [
     "istio/workload.proto",
     "istio/security.proto",
     "istio/zds.proto",
@@ -10,6 +10,7 @@ const SCHEMAS: [&str; 7] = [
     "envoy/discovery.proto",
     "mesh/handover.proto",
     "mesh/waypoint.proto",
+    "mesh/waypoint_policy.proto",
 ];
 
 /// Fields that share memory with the message they arrived in.

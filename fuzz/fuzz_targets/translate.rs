@@ -85,6 +85,11 @@ fn accept(made: &[Change]) {
     assert!(refused.is_empty(), "{refused:?}");
     let (policies, refused) = PolicyBatch::decode(of(ResourceType::Authorization), Vec::new());
     assert!(refused.is_empty(), "{refused:?}");
+    for Update { name, body } in of(ResourceType::Waypoint) {
+        let message = proto::waypoint::Waypoint::decode(body).expect("it was encoded just now");
+        let compiled = waypoint::settings::Settings::compile(&message);
+        assert!(compiled.is_ok(), "{name}: {compiled:?}");
+    }
     for Update { name, body } in of(ResourceType::WaypointService) {
         let message = proto::waypoint::Service::decode(body).expect("it was encoded just now");
         let compiled = waypoint::route::Service::compile(&message);

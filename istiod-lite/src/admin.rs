@@ -50,10 +50,13 @@ fn config_dump(state: &State, request: &AdminRequest) -> AdminResponse {
             let all = tables.of(of).iter();
             all.map(move |(name, entry)| (of, name.to_string(), entry))
         });
-        let for_waypoints = tables.waypoints().flat_map(|(waypoint, table)| {
-            table.iter().map(move |(name, entry)| {
-                let name = format!("{name} for {waypoint}");
-                (ResourceType::WaypointService, name, entry)
+        let for_waypoints = ResourceType::ALL.into_iter().flat_map(|of| {
+            let each = tables.waypoints(of);
+            each.flat_map(move |(waypoint, table)| {
+                table.iter().map(move |(name, entry)| {
+                    let name = format!("{name} for {waypoint}");
+                    (of, name, entry)
+                })
             })
         });
         for_all

@@ -17,7 +17,9 @@ use std::{
 
 use bytes::Bytes;
 use parking_lot::{RwLock, RwLockReadGuard};
-use proto::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL};
+use proto::{
+    ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL, WAYPOINT_TYPE_URL,
+};
 use tokio::sync::watch;
 use xxhash_rust::xxh64::xxh64;
 
@@ -39,13 +41,20 @@ pub enum ResourceType {
     Address,
     /// Policies.
     Authorization,
+    /// What holds for all that a waypoint serves: each is for that one alone.
+    Waypoint,
     /// What a waypoint does with a service's traffic: each is for one waypoint alone.
     WaypointService,
 }
 
 impl ResourceType {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Address, Self::Authorization, Self::WaypointService];
+    pub const ALL: [Self; 4] = [
+        Self::Address,
+        Self::Authorization,
+        Self::Waypoint,
+        Self::WaypointService,
+    ];
 
     /// The type that a URL names.
     pub fn from_url(url: &str) -> Option<Self> {
@@ -57,6 +66,7 @@ impl ResourceType {
         match self {
             Self::Address => ADDRESS_TYPE_URL,
             Self::Authorization => AUTHORIZATION_TYPE_URL,
+            Self::Waypoint => WAYPOINT_TYPE_URL,
             Self::WaypointService => WAYPOINT_SERVICE_TYPE_URL,
         }
     }
@@ -66,6 +76,7 @@ impl ResourceType {
         match self {
             Self::Address => "address",
             Self::Authorization => "authorization",
+            Self::Waypoint => "waypoint",
             Self::WaypointService => "waypoint_service",
         }
     }
@@ -295,6 +306,7 @@ pub struct Tables {
     generation: u64,
     addresses: Table,
     authorizations: Table,
+    waypoints: Served,
     served: Served,
     /// Kept from the first client on that asks by key.
     lookup: Option<Lookup>,
@@ -317,19 +329,32 @@ impl Tables {
         match of {
             ResourceType::Address => &self.addresses,
             ResourceType::Authorization => &self.authorizations,
+            ResourceType::Waypoint => &self.waypoints.nothing,
             ResourceType::WaypointService => &self.served.nothing,
         }
     }
 
-    /// What is for this waypoint alone.
-    pub fn of_waypoint(&self, waypoint: &NamespacedName) -> &Table {
-        let known = self.served.tables.get(waypoint);
-        known.unwrap_or(&self.served.nothing)
+    /// The resources of a type that a client gets that is an instance of this waypoint.
+    pub fn of_waypoint(&self, of: ResourceType, waypoint: &NamespacedName) -> &Table {
+        let own = self
+            .for_waypoints(of)
+            .and_then(|all| all.tables.get(waypoint));
+        own.unwrap_or_else(|| self.of(of))
     }
 
-    /// The waypoints that anything is or was for, with that.
-    pub fn waypoints(&self) -> impl Iterator<Item = (&NamespacedName, &Table)> {
-        self.served.tables.iter()
+    /// The waypoints that anything of a type is or was for, with that.
+    pub fn waypoints(&self, of: ResourceType) -> impl Iterator<Item = (&NamespacedName, &Table)> {
+        self.for_waypoints(of)
+            .into_iter()
+            .flat_map(|all| &all.tables)
+    }
+
+    fn for_waypoints(&self, of: ResourceType) -> Option<&Served> {
+        match of {
+            ResourceType::Address | ResourceType::Authorization => None,
+            ResourceType::Waypoint => Some(&self.waypoints),
+            ResourceType::WaypointService => Some(&self.served),
+        }
     }
 }
 
@@ -375,11 +400,14 @@ impl Catalogue {
                     (ResourceType::Authorization, _) => {
                         tables.authorizations.apply(generation, name, body);
                     }
+                    (ResourceType::Waypoint, Some(waypoint)) => {
+                        tables.waypoints.apply(generation, waypoint, name, body);
+                    }
                     (ResourceType::WaypointService, Some(waypoint)) => {
                         tables.served.apply(generation, waypoint, name, body);
                     }
                     // For no waypoint: nobody is to get it.
-                    (ResourceType::WaypointService, None) => {}
+                    (ResourceType::Waypoint | ResourceType::WaypointService, None) => {}
                 }
             }
             generation
@@ -443,7 +471,8 @@ mod tests {
         catalogue.publish(vec![for_waypoint("a", "s", None)]);
         let tables = catalogue.read();
         let of = |waypoint: &str| {
-            let table = tables.of_waypoint(&NamespacedName::new("x", waypoint));
+            let waypoint = NamespacedName::new("x", waypoint);
+            let table = tables.of_waypoint(ResourceType::WaypointService, &waypoint);
             let missed = table.since(1).expect("remembered");
             (table.len(), missed.removed.len())
         };
@@ -462,9 +491,10 @@ mod tests {
             catalogue.publish(vec![for_waypoint(&named(n), "s", None)]);
         }
         let tables = catalogue.read();
-        assert_eq!(tables.waypoints().count(), MAX_IDLE_WAYPOINTS);
+        let of = ResourceType::WaypointService;
+        assert_eq!(tables.waypoints(of).count(), MAX_IDLE_WAYPOINTS);
         let since = |n: usize| {
-            let table = tables.of_waypoint(&NamespacedName::new("x", named(n)));
+            let table = tables.of_waypoint(of, &NamespacedName::new("x", named(n)));
             table.since(1).err()
         };
         assert_eq!(since(0), Some(TooFarBehind));

@@ -96,7 +96,10 @@ impl Controller {
         self.take_in(batch);
         let counts = {
             let tables = self.state.catalogue.read();
-            let served = tables.waypoints().map(|(_, table)| table.len()).sum();
+            let served = tables
+                .waypoints(ResourceType::WaypointService)
+                .map(|(_, table)| table.len())
+                .sum();
             [
                 tables.of(ResourceType::Address).len(),
                 tables.of(ResourceType::Authorization).len(),

@@ -2,12 +2,17 @@
 //! Resources as people read them: what is sent, decoded, without the fields that
 //! say nothing. For the debug pages and the golden files.
 
+mod policy;
 mod waypoint;
 
 use std::net::IpAddr;
 
 use prost::Message as _;
-use proto::{security, waypoint::Service as Served, workload as wire};
+use proto::{
+    security,
+    waypoint::{Service as Served, Waypoint},
+    workload as wire,
+};
 use serde_json::{Map, Value, json};
 
 use crate::catalogue::ResourceType;
@@ -28,6 +33,7 @@ pub fn resource(of: ResourceType, body: &[u8]) -> Result<Value, prost::DecodeErr
             None => json!({}),
         },
         ResourceType::Authorization => authorization(&security::Authorization::decode(body)?),
+        ResourceType::Waypoint => policy::waypoint(&Waypoint::decode(body)?),
         ResourceType::WaypointService => waypoint::service(&Served::decode(body)?),
     })
 }

@@ -57,6 +57,8 @@ enum Subject {
     /// The gateways that lead into a network.
     Network(Arc<str>),
     Policy(NamespacedName),
+    /// A Gateway, as what it comes to for its instances.
+    Waypoint(NamespacedName),
     /// What the author of a route is told; what it does is its services'.
     Route(RouteId),
     PeerAuthentication(NamespacedName),
@@ -72,7 +74,7 @@ enum Subject {
 struct Derived {
     resources: Vec<(ResourceType, String, Bytes)>,
     /// Resources for one waypoint alone.
-    served: Vec<(NamespacedName, String, Bytes)>,
+    served: Vec<(ResourceType, NamespacedName, String, Bytes)>,
     /// What its author is told.
     conditions: Vec<Condition>,
     /// What the author of a route is told, for each of its services.
@@ -168,10 +170,9 @@ impl Index {
             }
             let for_all = derived.resources.into_iter();
             let for_all = for_all.map(|(of, name, body)| (Place::new(of, None, name), body));
-            let for_one = derived.served.into_iter().map(|(waypoint, name, body)| {
-                let of = ResourceType::WaypointService;
-                (Place::new(of, Some(waypoint), name), body)
-            });
+            let for_one = derived.served.into_iter();
+            let for_one = for_one
+                .map(|(of, waypoint, name, body)| (Place::new(of, Some(waypoint), name), body));
             self.compare(subject, for_all.chain(for_one), &mut told);
         }
         changes.resources = told.changes();
@@ -382,6 +383,7 @@ impl Subject {
             Self::Pod(_)
             | Self::Slice(_)
             | Self::Network(_)
+            | Self::Waypoint(_)
             | Self::PeerAuthentication(_)
             | Self::StaticStrict
             | Self::OnlyThrough(_) => return None,

@@ -5,6 +5,7 @@
 //! functions. Whoever deletes the files of ours gets them back, since what is
 //! compared is what the object carries now.
 
+pub mod policies;
 pub mod routes;
 
 use std::collections::BTreeSet;
@@ -39,7 +40,8 @@ const VISIBILITY_APPLIED: &str = "istio.io/VisibilityApplied";
 const ZTUNNEL_ACCEPTED: &str = "ZtunnelAccepted";
 
 /// All the questions that we answer. What others say of an object is not ours to judge.
-const OURS: [&str; 4] = [
+const OURS: [&str; 5] = [
+    policies::WAYPOINT_ACCEPTED,
     WAYPOINT_BOUND,
     WAYPOINT_MISSING,
     VISIBILITY_APPLIED,

@@ -67,6 +67,8 @@ pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 pub const MESH_CONFIG: &str = "istio";
 /// Where in [`MESH_CONFIG`] it stands.
 pub const MESH_KEY: &str = "mesh";
+/// Annotation of a Gateway: `true` has its waypoints say in each answer which rule of which policy has decided.
+pub const EXPLAIN_POLICIES: &str = "culvert.io/explain-policies";
 /// Annotation of an AuthorizationPolicy: log only.
 pub const DRY_RUN: &str = "istio.io/dry-run";
 

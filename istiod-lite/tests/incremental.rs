@@ -249,6 +249,19 @@ fn selector(labels: Value) -> Value {
     }
 }
 
+fn target() -> impl Strategy<Value = Value> {
+    let gateway = "gateway.networking.k8s.io";
+    let kinds = [
+        (gateway, "Gateway"),
+        (gateway, "GatewayClass"),
+        ("", "Service"),
+        ("networking.istio.io", "ServiceEntry"),
+    ];
+    let name = prop_oneof![name(), one_of(&["k1", "k2"])];
+    (prop::sample::select(kinds.to_vec()), name)
+        .prop_map(|((group, kind), name)| json!({"group": group, "kind": kind, "name": name}))
+}
+
 fn policy() -> impl Strategy<Value = Object> {
     (
         namespace(),
@@ -256,12 +269,18 @@ fn policy() -> impl Strategy<Value = Object> {
         labels(),
         one_of(&["ALLOW", "DENY", "AUDIT"]),
         one_of(&["80", "81"]),
+        prop::option::of(target()),
     )
-        .prop_map(|(namespace, name, labels, action, port)| {
+        .prop_map(|(namespace, name, labels, action, port, target)| {
+            let mut spec = json!({
+                "action": action, "rules": [{"to": [{"operation": {"ports": [port]}}]}],
+            });
+            match target {
+                Some(target) => spec["targetRefs"] = json!([target]),
+                None => spec["selector"] = selector(labels),
+            }
             object::<kinds::AuthorizationPolicy>(json!({
-                "metadata": {"name": name, "namespace": namespace},
-                "spec": {"selector": selector(labels), "action": action,
-                         "rules": [{"to": [{"operation": {"ports": [port]}}]}]},
+                "metadata": {"name": name, "namespace": namespace}, "spec": spec,
             }))
         })
 }

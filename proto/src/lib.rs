@@ -11,6 +11,9 @@ pub const AUTHORIZATION_TYPE_URL: &str = "type.googleapis.com/istio.security.Aut
 /// Type URL of [`waypoint::Service`] resources.
 pub const WAYPOINT_SERVICE_TYPE_URL: &str = "type.googleapis.com/culvert.waypoint.Service";
 
+/// Type URL of [`waypoint::Waypoint`] resources.
+pub const WAYPOINT_TYPE_URL: &str = "type.googleapis.com/culvert.waypoint.Waypoint";
+
 macro_rules! package {
     ($(#[$doc:meta])* $module:ident = $package:literal) => {
         $(#[$doc])*

@@ -612,3 +612,86 @@ fn waypoint_traffic_policies() {
     };
     check(port, "08 50 22 00");
 }
+
+#[test]
+fn waypoint_settings_and_policies() {
+    let rule = |clauses| waypoint::PolicyRule { index: 7, clauses };
+    check(
+        waypoint::Waypoint {
+            namespace: text("n"),
+            name: text("w"),
+            policies: vec![waypoint::Policy {
+                namespace: text("n"),
+                name: text("p"),
+                action: waypoint::PolicyAction::Deny.into(),
+                dry_run: true,
+                rules: vec![rule(vec![])],
+                authorizer: text("a"),
+            }],
+            path_normalization: waypoint::PathNormalization::MergeSlashes.into(),
+            trusted_hops: 3,
+            trust_domains: vec![text("t")],
+            authorizers: vec![waypoint::Authorizer {
+                name: text("a"),
+                invalid: text("x"),
+            }],
+            explain: true,
+        },
+        "0a 01 6e | 12 01 77 | 1a 11 0a 01 6e 12 01 70 18 01 20 01 2a 02 08 07 32 01 61 |
+         20 02 | 28 03 | 32 01 74 | 3a 06 0a 01 61 12 01 78 | 40 01",
+    );
+    let condition = waypoint::Condition {
+        attribute: waypoint::Attribute::SourcePrincipal.into(),
+        ..Default::default()
+    };
+    let matching = waypoint::PolicyMatch {
+        conditions: vec![condition],
+    };
+    let clause = waypoint::PolicyClause {
+        matches: vec![matching],
+    };
+    check(rule(vec![clause]), "08 07 | 12 06 0a 04 0a 02 08 01");
+}
+
+#[test]
+fn waypoint_conditions() {
+    use waypoint::Attribute;
+    use waypoint::pattern::Kind;
+    let pattern = |kind| waypoint::Pattern { kind: Some(kind) };
+    check(
+        waypoint::Condition {
+            attribute: Attribute::RequestHeader.into(),
+            key: vec![text("k")],
+            negated: true,
+            patterns: vec![
+                pattern(Kind::Exact(text("a"))),
+                pattern(Kind::Prefix(text("b"))),
+                pattern(Kind::Suffix(text("c"))),
+                pattern(Kind::Present(())),
+                pattern(Kind::Template(text("d"))),
+            ],
+            blocks: vec![waypoint::IpBlock {
+                address: vec![10, 0, 0, 0],
+                length: 8,
+            }],
+            ports: vec![80],
+            request_principals: vec![waypoint::RequestPrincipal {
+                issuer: Some(pattern(Kind::Exact(text("i")))),
+                subject: Some(pattern(Kind::Exact(text("s")))),
+            }],
+        },
+        "08 0c | 12 01 6b | 18 01 | 22 03 0a 01 61 | 22 03 12 01 62 | 22 03 1a 01 63 | 22 02 22 00 |
+         22 03 2a 01 64 | 2a 08 0a 04 0a 00 00 00 10 08 | 32 01 50 |
+         3a 0a 0a 03 0a 01 69 12 03 0a 01 73",
+    );
+    // The order is part of the contract: what is of requests comes last.
+    assert_eq!(Attribute::DestinationPort as i32, 8);
+    assert_eq!(Attribute::Host as i32, 9);
+    assert_eq!(Attribute::Claim as i32, 16);
+    let actions = [
+        waypoint::PolicyAction::Allow as i32,
+        waypoint::PolicyAction::Audit as i32,
+        waypoint::PolicyAction::Custom as i32,
+    ];
+    assert_eq!(actions, [0, 2, 3]);
+}

@@ -98,6 +98,7 @@ fn service(routes: usize) -> Service {
     let wire = Wire {
         namespace: "shop".into(),
         hostname: "cart.shop.svc.cluster.local".into(),
+        policies: Vec::new(),
         ports: vec![port],
     };
     Service::compile(&wire).unwrap()

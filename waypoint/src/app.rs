@@ -30,15 +30,13 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::admin;
-use crate::authorize;
 use crate::config::{Config, Endpoint};
-use crate::destination::own_workload;
 use crate::listener;
 use crate::node::node;
 use crate::record::Recorder;
 use crate::state::State;
 use crate::waypoint::{Parts, Waypoint};
-use crate::xds_handlers::{Addresses, Authorizations, Services};
+use crate::xds_handlers::{Addresses, Authorizations, Services, Whole};
 
 /// How often metric series and connections are looked for that nobody uses.
 const EXPIRY_PERIOD: Duration = Duration::from_secs(30);
@@ -159,16 +157,7 @@ async fn follow_policy(waypoint: Arc<Waypoint>) {
         if waypoint.connections.count() == 0 {
             continue;
         }
-        let policies = {
-            let known = waypoint.state.read();
-            // A pod that the control plane withdrew for a moment keeps what it has; new connections are refused.
-            let Ok(pod) = own_workload(&known.mesh, &waypoint.own) else {
-                continue;
-            };
-            authorize::policies(&known.mesh, pod)
-        };
-        let decide = |facts: &authorize::Facts| authorize::decide(&policies, facts);
-        let stopped = waypoint.connections.decide_again(decide);
+        let stopped = waypoint.decide_again();
         if stopped > 0 {
             info!(stopped, "connections ended by a change of policy");
         }
@@ -249,6 +238,7 @@ fn follow_control_plane(
     let handlers: Vec<Box<dyn xds::Handler>> = vec![
         Box::new(Addresses(Arc::clone(state))),
         Box::new(Authorizations(Arc::clone(state))),
+        Box::new(Whole(Arc::clone(state))),
         Box::new(Services::new(Arc::clone(state))),
     ];
     let observer = xds::Counted::new(metrics.clone());

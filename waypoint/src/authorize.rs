@@ -1,15 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether a connection may pass here, by the policies that the control plane attaches to this waypoint. Pure.
+//! Whether a connection or request may pass here: which policies apply to it, and what they say. Pure.
 //!
-//! Those of the endpoints are their own nodes' to enforce; what is written for a whole namespace is for its endpoints.
+//! Two kinds are for a waypoint. Those that its own pod names are decided by when a connection comes, whatever it is for.
+//! Those that its Gateway, its class or the service asked for are the target of are decided by for each request, and for
+//! each connection whose bytes nobody looks into. Policies of the endpoints are their own nodes' to enforce.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use mesh::{Connection, Decision, DenyReason, PolicySet, Store, Workload};
+use http::HeaderMap;
+use mesh::{Connection, NamespacedHostname, PolicySet, Store, Workload};
+use mesh::{Decision as Passage, DenyReason};
 use spiffe::SpiffeId;
 
-/// What policies look at.
+use crate::authz::{self, Access, Decision, Policy, Request, RuleRef};
+use crate::destination::Unserved;
+use crate::route;
+use crate::settings::Settings;
+use crate::state::Known;
+
+/// What policies look at of a connection.
 #[derive(Debug, Clone)]
 pub struct Facts {
     pub source_ip: IpAddr,
@@ -17,6 +27,10 @@ pub struct Facts {
     pub identity: SpiffeId,
     /// What was asked for.
     pub destination: SocketAddr,
+    /// The same, as addresses: one, or all that a service has which was asked for by name.
+    pub destination_ips: Arc<[IpAddr]>,
+    /// The service that was meant; nothing where a workload was.
+    pub service: Option<NamespacedHostname>,
 }
 
 /// The policies that the waypoint's own pod names, and those names that are not known.
@@ -50,13 +64,101 @@ pub fn decide(policies: &PolicySet, facts: &Facts) -> Verdict {
         },
     );
     match decision {
-        Decision::Allow { .. } => Verdict::Allowed,
-        Decision::Deny { reason } => {
+        Passage::Allow { .. } => Verdict::Allowed,
+        Passage::Deny { reason } => {
             let words = reason.to_string().into();
             match reason {
                 DenyReason::Missing { .. } => Verdict::Missing(words),
                 _ => Verdict::Denied(words),
             }
+        }
+    }
+}
+
+/// The policies that are for what was asked for, as they are now.
+#[derive(Debug, Clone)]
+pub struct Rules {
+    pub settings: Arc<Settings>,
+    service: Option<Arc<route::Service>>,
+}
+
+impl Rules {
+    /// Those for a service, or for a workload where none was meant.
+    ///
+    /// # Errors
+    /// If the control plane has not told of them: nobody passes without.
+    pub fn of(known: &Known, service: Option<&NamespacedHostname>) -> Result<Self, Unserved> {
+        let settings = known.settings.clone().ok_or(Unserved::Unsettled)?;
+        let told = |key: &NamespacedHostname| {
+            let served = known.served.get(key).cloned();
+            served.ok_or_else(|| Unserved::NotTold(key.clone()))
+        };
+        Ok(Self {
+            settings,
+            service: service.map(told).transpose()?,
+        })
+    }
+
+    fn policies(&self) -> impl Iterator<Item = &Policy> + Clone {
+        let own = self.service.iter().flat_map(|service| service.policies());
+        self.settings.policies.iter().chain(own)
+    }
+
+    /// Whether there is anything to decide by.
+    pub fn is_empty(&self) -> bool {
+        self.policies().next().is_none()
+    }
+
+    /// What rules look at of a request.
+    pub fn asking<'r>(&'r self, facts: &'r Facts, request: Request<'r>) -> Access<'r> {
+        Access {
+            remote_ip: self.remote_ip(facts, request.headers),
+            request: Some(request),
+            ..self.carrying(facts)
+        }
+    }
+
+    /// What rules look at where bytes are carried unread.
+    pub fn carrying<'r>(&'r self, facts: &'r Facts) -> Access<'r> {
+        Access {
+            identity: &facts.identity,
+            source_ip: facts.source_ip,
+            remote_ip: facts.source_ip,
+            destination_ips: &facts.destination_ips,
+            destination_port: facts.destination.port(),
+            trust_domains: &self.settings.trust_domains,
+            request: None,
+        }
+    }
+
+    fn remote_ip(&self, facts: &Facts, headers: &HeaderMap) -> IpAddr {
+        authz::remote_ip(facts.source_ip, headers, self.settings.trusted_hops)
+    }
+
+    /// Who has to be asked first, and the rules that say so.
+    pub fn custom(&self, access: &Access<'_>) -> impl Iterator<Item = (RuleRef<'_>, &str)> {
+        authz::custom(self.policies(), access)
+    }
+
+    pub fn decide(&self, access: &Access<'_>) -> Decision<'_> {
+        authz::decide(self.policies(), access)
+    }
+
+    /// Decides on bytes: why they are not carried, or what the rules say.
+    ///
+    /// # Errors
+    /// The reason of the denial.
+    pub fn carry(&self, facts: &Facts) -> Result<Decision<'_>, Arc<str>> {
+        let access = self.carrying(facts);
+        if let Some((by, authorizer)) = self.custom(&access).next() {
+            let why = self.settings.cannot_ask(authorizer);
+            let why = why.unwrap_or("it can be asked about requests only");
+            return Err(format!("denied by {by}: authorizer {authorizer:?}: {why}").into());
+        }
+        let decision = self.decide(&access);
+        match decision.verdict.is_denied() {
+            true => Err(decision.verdict.to_string().into()),
+            false => Ok(decision),
         }
     }
 }

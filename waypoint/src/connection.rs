@@ -134,7 +134,16 @@ async fn find_out(conversation: Arc<Conversation>, mut client: Stream) {
         Found::Opaque(upstream) => {
             habits.learn(&name, false);
             let heard = Heard { near, far };
-            tcp::relay(&conversation, client, heard, *upstream).await;
+            match tcp::may_carry(&conversation) {
+                Ok(decided) => {
+                    tcp::relay(&conversation, client, heard, (*upstream, decided)).await;
+                }
+                Err(failure) => {
+                    client.reset();
+                    let recorder = &conversation.waypoint.recorder;
+                    recorder.refuse(&conversation.arrival.ends(), &failure);
+                }
+            }
         }
         Found::Failed(failure) => {
             client.reset();
@@ -150,7 +159,13 @@ async fn listen(
     [near, far]: &mut [BytesMut; 2],
     is_http: bool,
 ) -> Found {
+    let forbidden = tcp::forbidden(conversation);
+    let is_forbidden = forbidden.is_some();
     let connecting = async {
+        if is_forbidden {
+            // Requests may be allowed where bytes are not: the client has to say which it sends.
+            std::future::pending::<()>().await;
+        }
         if is_http {
             sleep(SILENCE).await;
         }
@@ -169,6 +184,9 @@ async fn listen(
         match (spoken, upstream.take()) {
             (Spoken::Http(version), _) => return Found::Http(version),
             (Spoken::Other, Some(upstream)) => return Found::Opaque(upstream),
+            (Spoken::Other, None) if is_forbidden => {
+                return Found::Failed(forbidden.unwrap_or(Failure::Drained));
+            }
             (_, before) => upstream = before,
         }
         let listens = spoken == Spoken::Unclear;

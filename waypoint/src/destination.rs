@@ -52,6 +52,8 @@ pub enum Unserved {
     UnknownHost(String),
     #[error("{what} is not bound to waypoint {waypoint}")]
     NotOurs { what: String, waypoint: String },
+    #[error("the control plane has not said what holds at this waypoint")]
+    Unsettled,
     #[error("the control plane has not said how service {0} is served")]
     NotTold(NamespacedHostname),
     #[error("service {service} has no port {port}")]
@@ -68,6 +70,7 @@ impl Destination {
     /// Says why it is not served.
     pub fn of(known: &Known, own: &Own, authority: &Authority) -> Result<Self, Unserved> {
         let pod = own_workload(&known.mesh, own)?;
+        known.settings.as_ref().ok_or(Unserved::Unsettled)?;
         let found = match authority {
             Authority::Addr(address) => known
                 .mesh

@@ -20,7 +20,7 @@ use tracing::Level;
 
 use crate::endpoints::{Begun, Chosen, Using};
 use crate::failure::{Failure, Flag};
-use crate::record::{End, Ends, Labels, Recorder, Security, ServiceNames};
+use crate::record::{Decided, End, Ends, Labels, Recorder, Security, ServiceNames};
 
 /// Label sets whose metrics stay at hand on each worker.
 const CACHED_LABEL_SETS: usize = 4096;
@@ -162,6 +162,7 @@ pub struct Exchange {
     grpc: bool,
     grpc_status: Option<Box<str>>,
     route: Option<Box<str>>,
+    decided: Decided,
     upstream: Option<SocketAddr>,
     using: Option<Using>,
     under_way: Option<Begun>,
@@ -215,6 +216,7 @@ impl Exchange {
             grpc: is_grpc,
             grpc_status: None,
             route: None,
+            decided: Decided::default(),
             upstream: None,
             using: None,
             under_way: None,
@@ -244,6 +246,16 @@ impl Exchange {
 
     pub fn by_route(&mut self, name: String) {
         self.route = Some(name.into());
+    }
+
+    /// What policies have said of it.
+    pub fn decided(&mut self, decided: Decided) {
+        self.decided = decided;
+    }
+
+    /// The ends of the connection.
+    pub fn ends(&self) -> &Ends {
+        &self.ends
     }
 
     pub fn of_request_id(&mut self, id: &str) {
@@ -361,6 +373,9 @@ impl Exchange {
                 response_flags = flag.as_str(),
                 grpc_status = self.grpc_status.as_deref(),
                 route_name = self.route.as_deref(),
+                policy = self.decided.policy.as_deref(),
+                dry_run = self.decided.dry_run.as_deref(),
+                audit = self.decided.audit.as_deref(),
                 attempts = (self.attempts > 1).then_some(self.attempts),
                 bytes_recv = received,
                 bytes_sent = self.sent,

@@ -176,7 +176,7 @@ impl Failure {
             | Self::ClientHttp(_)
             | Self::ClientTls(_) => StatusCode::BAD_REQUEST,
             Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
-            Self::Unserved(Unserved::OwnPod(_) | Unserved::NotTold(_))
+            Self::Unserved(Unserved::OwnPod(_) | Unserved::Unsettled | Unserved::NotTold(_))
             | Self::ClientHandshake(_)
             | Self::Revoked(_)
             | Self::Certificate(_)

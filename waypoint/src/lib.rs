@@ -23,6 +23,8 @@ pub mod listener;
 pub mod destination;
 
 pub mod authorize;
+pub mod authz;
+pub mod settings;
 
 pub mod connection;
 pub mod detect;

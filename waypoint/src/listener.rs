@@ -189,7 +189,7 @@ impl Streams {
 /// Finds out what a connection is meant for and whether it may come; waits a while for what has not arrived.
 async fn admit(waypoint: &Waypoint, arrival: &Arrival) -> Result<(Destination, Tracked), Failure> {
     let own = &waypoint.own;
-    let facts = arrival.facts(own.address);
+    let mut facts = arrival.facts(own.address);
     let ask = |known: &crate::state::Known| {
         let destination = Destination::of(known, own, &arrival.request.authority)?;
         let pod = own_workload(&known.mesh, own)?;
@@ -201,6 +201,12 @@ async fn admit(waypoint: &Waypoint, arrival: &Arrival) -> Result<(Destination, T
         }
     };
     let destination = waypoint.state.wait_for(PATIENCE, ask).await??;
+    if let Some(service) = destination.service() {
+        facts.service = Some(service.key());
+        if let Authority::Host(..) = &arrival.request.authority {
+            facts.destination_ips = service.vips.iter().map(|vip| vip.address).collect();
+        }
+    }
     let tracked = waypoint.connections.track(facts);
     Ok((destination, tracked))
 }
@@ -228,6 +234,8 @@ impl Arrival {
             source_ip: self.peer.ip(),
             identity: self.identity.clone(),
             destination,
+            destination_ips: [destination.ip()].into(),
+            service: None,
         }
     }
 

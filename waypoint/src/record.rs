@@ -3,6 +3,7 @@
 //!
 //! As in all of Istio's metrics, what the client sends is `received`.
 
+mod decisions;
 mod labels;
 mod refusals;
 
@@ -19,8 +20,10 @@ use parking_lot::Mutex;
 use spiffe::SpiffeId;
 use tracing::Level;
 
+pub use self::decisions::Decided;
 pub use self::labels::{End, Labels, Security, ServiceNames};
 pub use self::refusals::{Refusal, Refusals};
+use crate::authz::Decision;
 use crate::exchange::Requests;
 use crate::failure::{Failure, Flag};
 
@@ -109,13 +112,14 @@ pub struct Connection {
     labels: Labels,
     near: Near,
     meter: Arc<Meter>,
+    decided: Decided,
     opened_at: Instant,
     closed: bool,
 }
 
 impl Recorder {
     pub fn new(metrics: Metrics, workers: usize) -> Arc<Self> {
-        for (name, help) in FAMILIES {
+        for (name, help) in FAMILIES.into_iter().chain([decisions::FAMILY]) {
             metrics.describe(name, help);
         }
         Arc::new(Self {
@@ -157,9 +161,22 @@ impl Recorder {
             labels,
             near,
             meter: Arc::new(meter),
+            decided: Decided::default(),
             opened_at: Instant::now(),
             closed: false,
         }
+    }
+
+    /// Counts what policies have decided; returns what the log is to say of it.
+    pub fn decided(&self, decision: &Decision<'_>) -> Decided {
+        decisions::count(&self.metrics, decision)
+    }
+
+    /// A request that is denied, for the admin view; its log line and metrics are its exchange's.
+    pub fn denied(&self, ends: &Ends, failure: &Failure) {
+        let (identity, authority) = (ends.identity.as_str(), &*ends.authority);
+        self.refusals
+            .push(ends.source, Some(identity), Some(authority), failure);
     }
 
     /// A connection that reached no endpoint.
@@ -253,6 +270,11 @@ impl Connection {
         &self.meter
     }
 
+    /// What policies have said of it.
+    pub fn decided(&mut self, decided: Decided) {
+        self.decided = decided;
+    }
+
     pub fn close(mut self, result: Result<(), Failure>) {
         self.finish(&result);
     }
@@ -307,6 +329,9 @@ impl Connection {
                 bytes_sent = sent,
                 duration = format!("{}ms", self.opened_at.elapsed().as_millis()),
                 response_flags = flag.as_str(),
+                policy = self.decided.policy.as_deref(),
+                dry_run = self.decided.dry_run.as_deref(),
+                audit = self.decided.audit.as_deref(),
                 error = error.as_deref(),
             },
             "connection complete"

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A request's life, in order: read, route, authorize, filter, pick, forward, record.
+//! A request's life, in order: read, authorize, route, filter, pick, forward, record.
 //!
 //! ```text
-//!  read ─► route ─► (redirect, preflight, refusal) ─► filters ─► attempt ─► answer ─► filters ─► client
-//!                                                       └ copies   └─ again, elsewhere ─┘
+//!  read ─► authorize ─► route ─► (redirect, preflight, refusal) ─► filters ─► attempt ─► answer ─► filters ─► client
+//!                                                                     └ copies   └─ again, elsewhere ─┘
 //! ```
 //!
-//! Who may come was decided when the connection came, and is decided again whenever policy changes. Bodies are streamed
-//! both ways. What is answered here is short and names its reason.
+//! Each request is decided on by the policies as they are when it comes. Bodies are streamed both ways. What is answered
+//! here is short and names its reason.
 
 mod attempt;
 mod reply;
@@ -27,10 +27,12 @@ use hyper::upgrade::OnUpgrade;
 use self::attempt::{Answered, Asked, Attempts, Target};
 pub use self::reply::Reply;
 use self::upgrade::Wish;
+use crate::authorize::Rules;
+use crate::authz;
 use crate::body::{AnyBody, Downward, Upward};
 use crate::destination::Destination;
 use crate::exchange::Exchange;
-use crate::failure::Flag;
+use crate::failure::{Failure, Flag};
 use crate::framing::Verdict;
 use crate::http::Conversation;
 use crate::hygiene;
@@ -48,6 +50,9 @@ const CLIENT_CERT: HeaderName = HeaderName::from_static("x-forwarded-client-cert
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Which rule has decided, where the control plane wants it told.
+const EXPLANATION: HeaderName = HeaderName::from_static("x-culvert-policy");
 
 /// Answers one request, if its bytes can be read in one way only.
 pub async fn respond(
@@ -77,10 +82,12 @@ pub async fn respond(
     let mut life = Box::new(Life {
         conversation: &conversation,
         exchange,
+        explained: None,
     });
     match Box::pin(life.run(head, body, framed)).await {
-        Ok(Done::Answered(response, answered)) => {
+        Ok(Done::Answered(mut response, answered)) => {
             let exchange = life.exchange;
+            explain(&mut response, life.explained);
             Ok(response.map(|body| {
                 let Answered {
                     lease, deadline, ..
@@ -95,10 +102,22 @@ pub async fn respond(
         }
         Err(reply) => {
             let mut exchange = life.exchange;
-            let response = reply.response(&mut exchange);
+            let mut response = reply.response(&mut exchange);
+            explain(&mut response, life.explained);
             Ok(response.map(|body| Downward::new(body, exchange, None, None)))
         }
     }
+}
+
+/// Says in the answer which rule has decided.
+fn explain(response: &mut Response<AnyBody>, explained: Option<HeaderValue>) {
+    if let Some(explained) = explained {
+        response.headers_mut().insert(EXPLANATION, explained);
+    }
+}
+
+fn explanation(words: &str) -> Option<HeaderValue> {
+    HeaderValue::from_str(words).ok()
 }
 
 /// How a request ended well.
@@ -110,6 +129,8 @@ enum Done {
 struct Life<'c> {
     conversation: &'c Arc<Conversation>,
     exchange: Box<Exchange>,
+    /// What the client is told of the decision, where it is told.
+    explained: Option<HeaderValue>,
 }
 
 impl Life<'_> {
@@ -120,10 +141,12 @@ impl Life<'_> {
         framed: Verdict,
     ) -> Result<Done, Reply> {
         framed?;
-        let asked = read(&head)?;
+        let rules = self.rules()?;
+        let asked = read(&head, rules.settings.normalization)?;
         let wish = Wish::of(&mut head)?;
         let client = head.extensions.remove::<OnUpgrade>();
 
+        self.authorize(&rules, &head, &asked)?;
         let port = self.port()?;
         let answer = self.route(port.as_ref().map(PortNow::get), &head, &asked);
         let (forward, target) = match answer {
@@ -214,6 +237,56 @@ impl Life<'_> {
                 answered,
             )),
         }
+    }
+
+    /// The policies as they are now.
+    fn rules(&self) -> Result<Rules, Reply> {
+        let Conversation {
+            waypoint, tracked, ..
+        } = &**self.conversation;
+        let rules = Rules::of(&waypoint.state.read(), tracked.facts().service.as_ref());
+        rules.map_err(|unserved| Failure::from(unserved).into())
+    }
+
+    /// Whether the request may come.
+    fn authorize(&mut self, rules: &Rules, head: &Parts, asked: &Read) -> Result<(), Reply> {
+        if rules.is_empty() {
+            return Ok(());
+        }
+        let Conversation {
+            waypoint, tracked, ..
+        } = &**self.conversation;
+        let request = authz::Request {
+            method: head.method.as_str(),
+            authority: &asked.authority,
+            path: &asked.path,
+            headers: &head.headers,
+            token: None,
+        };
+        let access = rules.asking(tracked.facts(), request);
+        let refused = rules.custom(&access).find_map(|(by, authorizer)| {
+            let why = rules.settings.cannot_ask(authorizer)?;
+            Some(format!("denied by {by}: authorizer {authorizer:?}: {why}"))
+        });
+        let decision = rules.decide(&access);
+        let mut decided = waypoint.recorder.decided(&decision);
+        let denied = refused.or_else(|| {
+            let denied = decision.verdict.is_denied();
+            denied.then(|| decision.verdict.to_string())
+        });
+        if let Some(words) = &denied {
+            decided.policy = Some(words.as_str().into());
+        }
+        if rules.settings.explain {
+            self.explained = decided.policy.as_deref().and_then(explanation);
+        }
+        self.exchange.decided(decided);
+        let Some(words) = denied else {
+            return Ok(());
+        };
+        let failure = Failure::Denied(words.as_str().into());
+        waypoint.recorder.denied(self.exchange.ends(), &failure);
+        Err(Reply::denied(words))
     }
 
     /// What is said of the port now: routes may have changed since the connection came.
@@ -462,9 +535,9 @@ impl Head {
     }
 }
 
-fn read(head: &Parts) -> Result<Read, Reply> {
+fn read(head: &Parts, normalization: Normalization) -> Result<Read, Reply> {
     let target = hygiene::read(&head.method, head.version, &head.uri, &head.headers)?;
-    let path = path::normalize(target.path, Normalization::default())?;
+    let path = path::normalize(target.path, normalization)?;
     Ok(Read {
         authority: target.authority.into(),
         path: path.into(),

@@ -25,6 +25,7 @@ use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 
+use crate::authz::{BadPolicy, Policy};
 use crate::resilience::traffic::TrafficPolicy;
 
 pub use http_table::{Hit, HttpTable};
@@ -142,6 +143,9 @@ pub enum BadService {
     /// A port that is none.
     #[error("ports: {0}")]
     Port(#[from] BadPort),
+    /// A policy of its own.
+    #[error("policies: {0}")]
+    Authorization(#[from] BadPolicy),
     /// The same port twice.
     #[error("ports: {0} stands there twice")]
     PortTwice(u16),
@@ -185,6 +189,7 @@ pub struct Service {
     /// Its full name.
     pub hostname: Arc<str>,
     ports: HashMap<u16, Port>,
+    policies: Box<[Policy]>,
 }
 
 /// A port of a service.
@@ -223,6 +228,7 @@ impl Service {
                 return Err(BadService::Unnamed(field));
             }
         }
+        let policies = service.policies.iter().map(Policy::compile);
         let mut ports = HashMap::new();
         for port in &service.ports {
             let number = port_number(port.number)?;
@@ -234,7 +240,13 @@ impl Service {
             namespace: service.namespace.as_str().into(),
             hostname: service.hostname.as_str().into(),
             ports,
+            policies: policies.collect::<Result<_, _>>()?,
         })
+    }
+
+    /// The policies that are for it alone.
+    pub fn policies(&self) -> &[Policy] {
+        &self.policies
     }
 
     /// One of its ports; none where it has no such.

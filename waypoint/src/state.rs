@@ -14,13 +14,16 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout_at};
 
 use crate::route;
+use crate::settings::Settings;
 
-/// Both halves change independently; a service may be known as one before it is known as the other.
+/// Its parts change independently; a service may be known as one before it is known as the other.
 #[derive(Default)]
 pub struct Known {
     pub mesh: Store,
     /// What the control plane says of each service that is served here.
     pub served: HashMap<NamespacedHostname, Arc<route::Service>>,
+    /// What holds for all of them; nothing is served before it is known.
+    pub settings: Option<Arc<Settings>>,
 }
 
 pub struct State {
@@ -34,6 +37,7 @@ impl State {
             known: RwLock::new(Known {
                 mesh: Store::new(None),
                 served: HashMap::new(),
+                settings: None,
             }),
             changed: watch::Sender::new(0),
         }
@@ -65,6 +69,12 @@ impl State {
             known.served.remove(name);
         }
         drop(known);
+        self.changed.send_modify(|count| *count += 1);
+    }
+
+    /// The same for what holds for all of them.
+    pub fn update_settings(&self, settings: Option<Settings>) {
+        self.known.write().settings = settings.map(Arc::new);
         self.changed.send_modify(|count| *count += 1);
     }
 

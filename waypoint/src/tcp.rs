@@ -15,11 +15,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
+use crate::authorize::Rules;
 use crate::destination::Destination;
 use crate::failure::{Failure, Flag};
 use crate::hello::{self, Asked, Hello};
 use crate::http::Conversation;
-use crate::record::{Connection, Labels, Near};
+use crate::record::{Connection, Decided, Labels, Near};
 use crate::route::Table;
 use crate::upstream::{self, Leg, Upstream};
 
@@ -31,10 +32,17 @@ pub async fn serve(conversation: &Conversation, mut incoming: Box<Incoming>) {
     let Conversation {
         waypoint, arrival, ..
     } = conversation;
+    let decided = match may_carry(conversation) {
+        Ok(decided) => decided,
+        Err(failure) => {
+            waypoint.recorder.refuse(&arrival.ends(), &failure);
+            return incoming.reject(failure.status());
+        }
+    };
     let client = arrival.identity.namespace();
     let meant = &conversation.destination;
     if let Some(Table::Tls(_)) = meant.port().and_then(|port| port.table(client)) {
-        return Box::pin(by_name(conversation, incoming)).await;
+        return Box::pin(by_name(conversation, incoming, decided)).await;
     }
     // Boxed: large, and over soon, while what follows lives for days.
     let connected = Box::pin(async {
@@ -52,7 +60,7 @@ pub async fn serve(conversation: &Conversation, mut incoming: Box<Incoming>) {
         }
     };
     match incoming.accept(None) {
-        Ok(client) => relay(conversation, client, Heard::default(), upstream).await,
+        Ok(client) => relay(conversation, client, Heard::default(), (upstream, decided)).await,
         Err(error) => {
             let failure = Failure::ClientGone(error.to_string().into());
             waypoint.recorder.refuse(&arrival.ends(), &failure);
@@ -61,7 +69,7 @@ pub async fn serve(conversation: &Conversation, mut incoming: Box<Incoming>) {
 }
 
 /// A connection that goes where its TLS server name leads.
-async fn by_name(conversation: &Conversation, incoming: Box<Incoming>) {
+async fn by_name(conversation: &Conversation, incoming: Box<Incoming>, decided: Decided) {
     let Conversation {
         waypoint, arrival, ..
     } = conversation;
@@ -91,11 +99,44 @@ async fn by_name(conversation: &Conversation, incoming: Box<Incoming>) {
                 near: near.freeze(),
                 ..Heard::default()
             };
-            relay(conversation, client, heard, upstream).await;
+            relay(conversation, client, heard, (upstream, decided)).await;
         }
         Err(failure) => {
             client.reset();
             waypoint.recorder.refuse(&arrival.ends(), &failure);
+        }
+    }
+}
+
+/// Why bytes may not be carried, as far as that is clear before any have come.
+pub fn forbidden(conversation: &Conversation) -> Option<Failure> {
+    let facts = conversation.tracked.facts();
+    let state = &conversation.waypoint.state;
+    let rules = match Rules::of(&state.read(), facts.service.as_ref()) {
+        Ok(rules) => rules,
+        Err(unserved) => return Some(unserved.into()),
+    };
+    rules.carry(facts).err().map(Failure::Denied)
+}
+
+/// Whether bytes may be carried that nobody looks into; what was decided, for the log.
+pub fn may_carry(conversation: &Conversation) -> Result<Decided, Failure> {
+    let Conversation {
+        waypoint, tracked, ..
+    } = conversation;
+    tracked.carries_bytes();
+    let facts = tracked.facts();
+    let rules = Rules::of(&waypoint.state.read(), facts.service.as_ref())?;
+    if rules.is_empty() {
+        return Ok(Decided::default());
+    }
+    match rules.carry(facts) {
+        Ok(decision) => Ok(waypoint.recorder.decided(&decision)),
+        Err(words) => {
+            waypoint
+                .recorder
+                .decided(&rules.decide(&rules.carrying(facts)));
+            Err(Failure::Denied(words))
         }
     }
 }
@@ -150,7 +191,12 @@ fn destination(
 }
 
 /// Copies both ways, behind what was heard already.
-pub async fn relay(conversation: &Conversation, client: Stream, heard: Heard, upstream: Upstream) {
+pub async fn relay(
+    conversation: &Conversation,
+    client: Stream,
+    heard: Heard,
+    (upstream, decided): (Upstream, Decided),
+) {
     let Conversation {
         waypoint,
         arrival,
@@ -163,7 +209,7 @@ pub async fn relay(conversation: &Conversation, client: Stream, heard: Heard, up
         using: _using,
         begun: _begun,
     } = upstream;
-    let open = |near| -> Connection {
+    let open = move |near| -> Connection {
         let (end, security) = chosen.end();
         let service = destination.service();
         let labels = Labels {
@@ -173,7 +219,10 @@ pub async fn relay(conversation: &Conversation, client: Stream, heard: Heard, up
             security,
         };
         let recorder = &waypoint.recorder;
-        recorder.open(arrival.worker, arrival.ends(), chosen.address, labels, near)
+        let mut record =
+            recorder.open(arrival.worker, arrival.ends(), chosen.address, labels, near);
+        record.decided(decided);
+        record
     };
     match leg {
         Leg::Tunnel(far) => {

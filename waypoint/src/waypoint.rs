@@ -9,9 +9,11 @@ use ops::shutdown::DrainSignal;
 use ops::workers::{WorkerId, Workers};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::authorize::{self, Rules, Verdict};
 use crate::config::{Limits, Own};
 use crate::connection::Habits;
-use crate::connections::Connections;
+use crate::connections::{Carried, Connections};
+use crate::destination::own_workload;
 use crate::endpoints::{Endpoints, Observed};
 use crate::hostnames::Hostnames;
 use crate::pool::HttpPool;
@@ -81,6 +83,29 @@ impl Waypoint {
             hostnames: Hostnames::default(),
             mirrors: Arc::new(Semaphore::new(MOST_COPIES)),
         }
+    }
+
+    /// Ends what is open and no longer allowed, and says how much that was. Requests are decided on one by one, and not
+    /// again.
+    pub fn decide_again(&self) -> usize {
+        let known = self.state.read();
+        // A pod that the control plane withdrew for a moment keeps what it has; new connections are refused.
+        let Ok(pod) = own_workload(&known.mesh, &self.own) else {
+            return 0;
+        };
+        let policies = authorize::policies(&known.mesh, pod);
+        self.connections.decide_again(|facts, carried| {
+            let verdict = authorize::decide(&policies, facts);
+            if verdict != Verdict::Allowed || carried == Carried::Requests {
+                return verdict;
+            }
+            match Rules::of(&known, facts.service.as_ref()) {
+                Ok(rules) => rules
+                    .carry(facts)
+                    .map_or_else(Verdict::Denied, |_| Verdict::Allowed),
+                Err(unserved) => Verdict::Missing(unserved.to_string().into()),
+            }
+        })
     }
 
     /// Room for one more copy of a request; none where too many are on their way.

@@ -8,11 +8,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use mesh::{AddressBatch, NamespacedHostname, PolicyBatch, Update};
-use proto::{ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL};
+use proto::{
+    ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL, WAYPOINT_TYPE_URL,
+};
 use tracing::warn;
 use xds::{Handler, Rejection, Resource};
 
 use crate::route::Service;
+use crate::settings::Settings;
 use crate::state::State;
 
 /// So many resources are decoded and taken in together: connections read what is known in between.
@@ -41,6 +44,41 @@ impl Services {
             named: HashMap::new(),
         }
     }
+}
+
+/// What holds for all of them. There is one such resource: the control plane tells nobody of another's.
+pub struct Whole(pub Arc<State>);
+
+impl Handler for Whole {
+    fn type_url(&self) -> &'static str {
+        WAYPOINT_TYPE_URL
+    }
+
+    fn apply(&mut self, resources: Vec<Resource>, removed: Vec<String>) -> Vec<Rejection> {
+        let mut rejections = Vec::new();
+        if resources.is_empty() && !removed.is_empty() {
+            self.0.update_settings(None);
+        }
+        for resource in resources {
+            match settings(&resource) {
+                Ok(settings) => self.0.update_settings(Some(settings)),
+                Err(reason) => rejections.push(Rejection {
+                    name: resource.name.to_string(),
+                    reason,
+                }),
+            }
+        }
+        told(rejections)
+    }
+}
+
+fn settings(resource: &Resource) -> Result<Settings, String> {
+    let message = <proto::waypoint::Waypoint as prost::Message>::decode(&*resource.body);
+    let message = message.map_err(|error| format!("Waypoint: {error}"))?;
+    Settings::compile(&message).map_err(|error| {
+        let (namespace, name) = (&message.namespace, &message.name);
+        format!("Waypoint {namespace}/{name}: {error}")
+    })
 }
 
 impl Handler for Addresses {

@@ -6,6 +6,7 @@
 
 mod ground;
 mod http;
+mod policies;
 mod routes;
 mod tcp;
 mod who;

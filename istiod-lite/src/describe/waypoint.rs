@@ -4,13 +4,14 @@
 use proto::waypoint as wire;
 use serde_json::Value;
 
-use super::Fields;
+use super::{Fields, policy::policies};
 
 pub(super) fn service(service: &wire::Service) -> Value {
     let mut out = Fields::default();
     out.add("namespace", &service.namespace);
     out.add("hostname", &service.hostname);
     out.add("ports", service.ports.iter().map(port).collect::<Vec<_>>());
+    out.add("policies", policies(&service.policies));
     out.into()
 }
 

@@ -32,6 +32,8 @@ pub struct Gateway {
     pub listeners: Vec<Listener>,
     /// Where it leads, if that is into another network.
     pub leads: Option<NetworkGateway>,
+    /// Whether its waypoints say in their answers which rule has decided.
+    pub explains: bool,
 }
 
 /// Whether a Gateway can be used.
@@ -115,6 +117,7 @@ pub fn read(gateway: &kinds::Gateway) -> Read<Gateway> {
             .and_then(|text| binding(text, &mut problems)),
         listeners: gateway.spec.listeners.iter().map(listener).collect(),
         leads: network_gateway::read(gateway, &mut problems),
+        explains: annotation(meta, wellknown::EXPLAIN_POLICIES) == Some("true"),
     };
     Read { facts, problems }
 }

@@ -4,6 +4,7 @@
 
 use cluster::kinds;
 use k8s_openapi::api::core::v1 as core;
+use proto::waypoint::PathNormalization;
 use serde::Deserialize;
 
 use super::{Labels, Problem, gateway::selector_matches};
@@ -14,6 +15,12 @@ use crate::wellknown;
 pub struct MeshConfig {
     /// Who sees ServiceEntries; all do where nothing is said.
     pub visibility: Option<VisibilityRules>,
+    /// How waypoints make the spellings of a path one.
+    pub path_normalization: PathNormalization,
+    /// Trust domains that stand for the mesh's own.
+    pub trust_domain_aliases: Vec<String>,
+    /// How many proxies in front of a waypoint are believed about who a request comes from.
+    pub trusted_hops: u32,
 }
 
 /// Who sees the ServiceEntries of a namespace.
@@ -75,17 +82,64 @@ pub fn read(config: &core::ConfigMap) -> Result<MeshConfig, Problem> {
     };
     let written: Option<Written> =
         serde_saphyr::from_str(text).map_err(|error| at("", one_line(&error.to_string())))?;
-    let visibility = written.and_then(|written| written.service_entry_visibility);
-    let visibility = visibility.map(rules).transpose();
-    visibility
-        .map(|visibility| MeshConfig { visibility })
-        .map_err(|(field, reason)| at(&format!(".serviceEntryVisibility{field}"), reason))
+    let written = written.unwrap_or_default();
+    let visibility = written.service_entry_visibility.map(rules).transpose();
+    let visibility = visibility
+        .map_err(|(field, reason)| at(&format!(".serviceEntryVisibility{field}"), reason))?;
+    let normalization = written
+        .path_normalization
+        .and_then(|written| written.normalization);
+    let normalization = path_normalization(normalization.as_deref())
+        .map_err(|reason| at(".pathNormalization.normalization", reason))?;
+    let topology = written
+        .default_config
+        .and_then(|written| written.gateway_topology);
+    Ok(MeshConfig {
+        visibility,
+        path_normalization: normalization,
+        trust_domain_aliases: written.trust_domain_aliases,
+        trusted_hops: topology.map_or(0, |topology| topology.num_trusted_proxies),
+    })
+}
+
+fn path_normalization(text: Option<&str>) -> Result<PathNormalization, String> {
+    Ok(match text {
+        None | Some("DEFAULT" | "BASE") => PathNormalization::Base,
+        Some("NONE") => PathNormalization::None,
+        Some("MERGE_SLASHES") => PathNormalization::MergeSlashes,
+        Some("DECODE_AND_MERGE_SLASHES") => PathNormalization::DecodeAndMergeSlashes,
+        Some(other) => {
+            return Err(format!(
+                "{other:?} is none of DEFAULT, NONE, BASE, MERGE_SLASHES, DECODE_AND_MERGE_SLASHES"
+            ));
+        }
+    })
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Written {
+    service_entry_visibility: Option<WrittenVisibility>,
+    path_normalization: Option<WrittenNormalization>,
+    trust_domain_aliases: Vec<String>,
+    default_config: Option<WrittenProxyConfig>,
 }
 
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Written {
-    service_entry_visibility: Option<WrittenVisibility>,
+struct WrittenNormalization {
+    normalization: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct WrittenProxyConfig {
+    gateway_topology: Option<WrittenTopology>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct WrittenTopology {
+    num_trusted_proxies: u32,
 }
 
 #[derive(Deserialize)]
@@ -226,6 +280,20 @@ serviceEntryVisibility:
     }
 
     #[test]
+    fn what_waypoints_go_by_is_read() {
+        let config = config(
+            "pathNormalization: {normalization: MERGE_SLASHES}
+trustDomainAliases: [old, older]
+defaultConfig: {gatewayTopology: {numTrustedProxies: 2}, discoveryAddress: x}
+",
+        )
+        .expect("valid");
+        assert_eq!(config.path_normalization, PathNormalization::MergeSlashes);
+        assert_eq!(config.trust_domain_aliases, ["old", "older"]);
+        assert_eq!(config.trusted_hops, 2);
+    }
+
+    #[test]
     fn nothing_said_is_public() {
         for text in [
             "",
@@ -248,6 +316,10 @@ serviceEntryVisibility:
         for (text, field) in [
             ("[", "data.mesh"),
             ("serviceEntryVisibility: 3", "data.mesh"),
+            (
+                "pathNormalization: {normalization: SOME}",
+                "data.mesh.pathNormalization.normalization",
+            ),
             (
                 "serviceEntryVisibility: {defaultVisibility: SOME}",
                 "data.mesh.serviceEntryVisibility.defaultVisibility",

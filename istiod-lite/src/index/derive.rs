@@ -9,6 +9,7 @@ mod bind;
 mod bypass;
 mod entries;
 mod routes;
+mod waypoint;
 
 use super::{Derived, Index, Subject, networks, world::Inhabitants};
 use crate::{
@@ -38,6 +39,7 @@ impl Index {
             Subject::WorkloadEntry(name) => self.derive_workload_entry(name),
             Subject::Network(name) => self.derive_network(name),
             Subject::Policy(name) => self.derive_policy(name),
+            Subject::Waypoint(name) => self.derive_waypoint(name),
             Subject::PeerAuthentication(name) => self.derive_peer_authentication(name),
             Subject::Route(id) => self.derive_route(id),
             Subject::StaticStrict => Some(self.derive_static_strict()),
@@ -155,6 +157,10 @@ impl Index {
             .inhabitants(&name.namespace)?
             .policies
             .get(&name.name)?;
+        let mut gateways = Vec::new();
+        let targets = self.found(policy, &mut gateways);
+        let stricter = policy.stricter.as_deref();
+        let at_waypoints = status::policies::waypoint_accepted(&targets, stricter);
         let resources = policy.authorization.iter().map(|authorization| {
             (
                 ResourceType::Authorization,
@@ -166,7 +172,9 @@ impl Index {
             resources: resources.collect(),
             conditions: status::ztunnel_accepted(&policy.acceptance)
                 .into_iter()
+                .chain(at_waypoints)
                 .collect(),
+            gateways,
             ..Derived::default()
         })
     }

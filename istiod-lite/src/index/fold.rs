@@ -23,7 +23,7 @@ use crate::{
         workload_entry,
     },
     translate::{
-        policy as authorization,
+        policy::{self as authorization, TargetKey},
         route::{self, ParentKey, Route, RouteId},
     },
     wellknown,
@@ -364,6 +364,7 @@ impl Index {
         }
         self.dirty
             .extend(self.users.get(name).into_iter().flatten().cloned());
+        self.dirty.insert(Subject::Waypoint(name.clone()));
         if let Some(before) = &before
             && let Some(gateways) = self.world.gateways_by_class.get_mut(&before.class)
         {
@@ -378,6 +379,14 @@ impl Index {
                 .entry(facts.class.clone())
                 .or_default()
                 .insert(name.clone());
+        }
+        // Whether there is any of a class decides what is said of its policies.
+        for class in before
+            .iter()
+            .chain(&facts)
+            .map(|gateway| gateway.class.clone())
+        {
+            self.mark_policies_for(&TargetKey::Class(class));
         }
         let network = |facts: Option<&gateway::Gateway>| {
             let leads = facts.and_then(|facts| facts.leads.as_ref());
@@ -411,6 +420,7 @@ impl Index {
                 .filter_map(|gateway| self.users.get(gateway))
                 .flatten();
             self.dirty.extend(users.cloned());
+            self.mark_policies_for(&TargetKey::Class(name.to_string()));
         }
     }
 

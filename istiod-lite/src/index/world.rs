@@ -28,7 +28,7 @@ use crate::{
         workload_entry::WorkloadEntry,
     },
     translate::{
-        policy::Policy,
+        policy::{Policy, TargetKey},
         route::{ParentKey, Route, RouteId},
     },
 };
@@ -49,6 +49,8 @@ pub(super) struct World {
     pub(super) mesh_config: MeshConfig,
     /// ServiceEntries by each of their hosts.
     pub(super) hosts: HashMap<Arc<str>, BTreeSet<NamespacedName>>,
+    /// Policies by what they are for.
+    pub(super) policies_by_target: HashMap<TargetKey, BTreeSet<NamespacedName>>,
     /// Routes by what they are for.
     pub(super) routes_by_parent: HashMap<ParentKey, BTreeSet<RouteId>>,
     /// Routes by the Kubernetes services that they lead to.

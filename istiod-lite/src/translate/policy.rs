@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An AuthorizationPolicy as ztunnel can enforce it.
+//! An AuthorizationPolicy as ztunnel can enforce it, or where it has targetRefs, as waypoints do ([`waypoint`]).
 //!
 //! ztunnel sees connections, not requests, and a value may be unreadable. What
 //! cannot be evaluated is never taken for "does not matter":
@@ -15,12 +15,15 @@
 //! says so. An action that can't be read counts as an ALLOW without rules.
 
 mod matching;
+mod targets;
 mod values;
+mod waypoint;
 
 use cluster::kinds;
-use proto::security as wire;
+use proto::{security as wire, waypoint as wp};
 
 use self::matching::Entry;
+pub use self::targets::{Target, TargetKey};
 use crate::facts::{
     Problem, Read, annotation,
     policy::{Reach, reach},
@@ -36,6 +39,12 @@ pub struct Policy {
     pub authorization: Option<wire::Authorization>,
     /// What its author is told.
     pub acceptance: Acceptance,
+    /// What it is for, where that is not for ztunnel to enforce.
+    pub targets: Vec<Target>,
+    /// What waypoints are told.
+    pub for_waypoints: Option<wp::Policy>,
+    /// What waypoints enforce more strictly than it is written, and why.
+    pub stricter: Option<String>,
 }
 
 /// How far ztunnel enforces a policy.
@@ -57,18 +66,29 @@ pub fn translate(policy: &kinds::AuthorizationPolicy, root_namespace: &str) -> R
     let mut problems = structure_problems(spec);
     let targeted = spec.target_ref.is_some() || !spec.target_refs.is_empty();
     if targeted && spec.selector.is_none() {
-        let field = match spec.target_ref {
-            Some(_) => "spec.targetRef",
-            None => "spec.targetRefs",
-        };
-        problems.push(Problem::new(
-            field.to_owned(),
-            "names what a waypoint serves, and waypoints do not evaluate policies yet: nothing enforces this one",
-        ));
+        let namespace = policy.metadata.namespace.as_deref().unwrap_or_default();
+        let references = (spec.target_ref.as_ref(), spec.target_refs.as_slice());
+        let targets = targets::targets(references, namespace, root_namespace, &mut problems);
+        let (message, unread) = waypoint::policy(policy);
+        let stricter = (!unread.is_empty()).then(|| {
+            let fields: Vec<&str> = unread.iter().map(|one| one.field.as_str()).collect();
+            let effect = consequence(match message.action() {
+                wp::PolicyAction::Allow => wire::Action::Allow,
+                _ => wire::Action::Deny,
+            });
+            format!(
+                "what can't be read ({}) makes it stricter: {effect}",
+                fields.join(", ")
+            )
+        });
+        problems.extend(unread);
         let facts = Policy {
             reach: Reach::All,
             authorization: None,
             acceptance: Acceptance::NotForZtunnel,
+            targets,
+            for_waypoints: Some(message),
+            stricter,
         };
         return Read { facts, problems };
     }
@@ -79,6 +99,9 @@ pub fn translate(policy: &kinds::AuthorizationPolicy, root_namespace: &str) -> R
             reach,
             authorization: None,
             acceptance: Acceptance::Refused(reason),
+            targets: Vec::new(),
+            for_waypoints: None,
+            stricter: None,
         };
         return Read { facts, problems };
     }
@@ -114,6 +137,9 @@ pub fn translate(policy: &kinds::AuthorizationPolicy, root_namespace: &str) -> R
             reach,
             authorization: Some(authorization),
             acceptance,
+            targets: Vec::new(),
+            for_waypoints: None,
+            stricter: None,
         },
         problems,
     }
@@ -128,8 +154,11 @@ fn refusal(policy: &kinds::AuthorizationPolicy) -> Option<String> {
         Some(kinds::Action::Allow | kinds::Action::Deny | kinds::Action::Unknown(_)) | None => {}
     }
     let dry_run = annotation(&policy.metadata, wellknown::DRY_RUN);
-    matches!(dry_run, Some("true" | "True" | "TRUE" | "t" | "T" | "1"))
-        .then(|| "ztunnel does not support dry-run policies".to_owned())
+    is_true(dry_run).then(|| "ztunnel does not support dry-run policies".to_owned())
+}
+
+fn is_true(text: Option<&str>) -> bool {
+    matches!(text, Some("true" | "True" | "TRUE" | "t" | "T" | "1"))
 }
 
 /// What is wrong with a policy as a whole.
@@ -289,5 +318,7 @@ fn clause(entries: Vec<Entry>, action: wire::Action) -> Option<wire::Clause> {
     Some(wire::Clause { matches })
 }
 
+#[cfg(test)]
+mod lowering;
 #[cfg(test)]
 mod tests;

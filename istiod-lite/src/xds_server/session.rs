@@ -43,6 +43,7 @@ const MAX_NAMES: usize = 100_000;
 pub struct Session {
     addresses: Subscription,
     authorizations: Subscription,
+    whole: Subscription,
     services: Subscription,
     in_flight: BTreeMap<String, Sent>,
     nonces: u64,
@@ -227,7 +228,10 @@ impl Session {
         let of = |of, subscription: &Subscription| subscription.at_most(tables.of(of));
         of(ResourceType::Address, &self.addresses)
             + of(ResourceType::Authorization, &self.authorizations)
-            + self.services.at_most(own(tables, self.waypoint.as_ref()))
+            + self.whole.at_most(self.own(ResourceType::Waypoint, tables))
+            + self
+                .services
+                .at_most(self.own(ResourceType::WaypointService, tables))
     }
 
     /// What to send now; nothing while something is in flight or the client is current.
@@ -257,7 +261,13 @@ impl Session {
             self.addresses.news(known, generation)?
         };
         let known = Known {
-            table: own(tables, self.waypoint.as_ref()),
+            table: self.own(ResourceType::Waypoint, tables),
+            lookup: None,
+            node: None,
+        };
+        let whole = self.whole.news(known, generation)?;
+        let known = Known {
+            table: self.own(ResourceType::WaypointService, tables),
             lookup: None,
             node: None,
         };
@@ -283,6 +293,9 @@ impl Session {
         }
         if let Some(news) = addresses {
             self.send(ResourceType::Address, news, tables.generation(), &mut push);
+        }
+        if let Some(news) = whole {
+            self.send(ResourceType::Waypoint, news, generation, &mut push);
         }
         if let Some(news) = services {
             self.send(ResourceType::WaypointService, news, generation, &mut push);
@@ -334,6 +347,7 @@ impl Session {
         match of {
             ResourceType::Address => &mut self.addresses,
             ResourceType::Authorization => &mut self.authorizations,
+            ResourceType::Waypoint => &mut self.whole,
             ResourceType::WaypointService => &mut self.services,
         }
     }
@@ -360,8 +374,17 @@ impl Session {
         BTreeMap::from([
             of(ResourceType::Address, &self.addresses),
             of(ResourceType::Authorization, &self.authorizations),
+            of(ResourceType::Waypoint, &self.whole),
             of(ResourceType::WaypointService, &self.services),
         ])
+    }
+
+    /// What is for the client's waypoint; nothing where it is no instance of one.
+    fn own<'a>(&self, of: ResourceType, tables: &'a Tables) -> &'a Table {
+        match &self.waypoint {
+            Some(waypoint) => tables.of_waypoint(of, waypoint),
+            None => tables.of(of),
+        }
     }
 
     /// The types of what is in flight, for the debug page.
@@ -370,14 +393,6 @@ impl Session {
             .values()
             .map(|sent| sent.of.label())
             .collect()
-    }
-}
-
-/// What is for a client's waypoint; nothing where it is no instance of one.
-fn own<'a>(tables: &'a Tables, waypoint: Option<&NamespacedName>) -> &'a Table {
-    match waypoint {
-        Some(waypoint) => tables.of_waypoint(waypoint),
-        None => tables.of(ResourceType::WaypointService),
     }
 }
 

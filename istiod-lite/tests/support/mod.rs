@@ -242,6 +242,7 @@ pub fn said(response: &DeltaDiscoveryResponse) -> Said {
         kind: match response.type_url.as_str() {
             proto::ADDRESS_TYPE_URL => "address",
             proto::WAYPOINT_SERVICE_TYPE_URL => "waypoint",
+            proto::WAYPOINT_TYPE_URL => "whole",
             _ => "policy",
         },
         updated: response

@@ -4,7 +4,7 @@
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{HeaderName, Response, StatusCode};
 
-use crate::body::{self, AnyBody};
+use crate::body::AnyBody;
 use crate::exchange::Exchange;
 use crate::failure::{Failure, Flag};
 use crate::hygiene::Malformed;
@@ -22,6 +22,8 @@ pub struct Reply {
     /// For log and metric.
     words: String,
     grpc_status: Option<u8>,
+    /// What the client reads, in place of the flag's own words.
+    body: Option<&'static str>,
     /// Nothing is wrong: there is nothing to explain.
     silent: bool,
 }
@@ -34,6 +36,7 @@ impl Reply {
             flag,
             words: words.into(),
             grpc_status: None,
+            body: None,
             silent: false,
         }
     }
@@ -64,6 +67,14 @@ impl Reply {
         )
     }
 
+    /// A policy forbids it. What the client reads names none; the log does.
+    pub fn denied(words: impl Into<String>) -> Self {
+        Self {
+            body: Some("RBAC: access denied"),
+            ..Self::of(StatusCode::FORBIDDEN, Flag::Denied, words)
+        }
+    }
+
     pub fn refused(reason: Reason<'_>) -> Self {
         let flag = match reason {
             Reason::NoRoute => Flag::NoRoute,
@@ -84,6 +95,7 @@ impl Reply {
             flag,
             words,
             grpc_status,
+            body,
             silent,
         } = self;
         let flag_text = flag.as_str();
@@ -99,26 +111,27 @@ impl Reply {
                 HeaderValue::from_static("application/grpc"),
             );
             set.insert(GRPC_STATUS, HeaderValue::from(u16::from(code)));
-            if let Ok(message) = HeaderValue::from_str(&visible(&words)) {
+            if let Ok(message) = HeaderValue::from_str(&visible(body.unwrap_or(&words))) {
                 set.insert(GRPC_MESSAGE, message);
             }
             exchange.answered(StatusCode::OK, response.headers());
-            return response.map(|()| body::empty());
+            return response.map(|()| crate::body::empty());
         }
         *response.status_mut() = status;
         if silent {
             exchange.answered(status, response.headers());
-            return response.map(|()| body::empty());
+            return response.map(|()| crate::body::empty());
         }
         response
             .headers_mut()
             .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
         exchange.answered(status, response.headers());
-        let text = match flag {
-            Flag::None => format!("{words}\n"),
-            _ => format!("{flag_text}: {}\n", brief(flag)),
+        let text = match (body, flag) {
+            (Some(body), _) => body.to_owned(),
+            (None, Flag::None) => format!("{words}\n"),
+            (None, _) => format!("{flag_text}: {}\n", brief(flag)),
         };
-        response.map(|()| body::text(text))
+        response.map(|()| crate::body::text(text))
     }
 }
 

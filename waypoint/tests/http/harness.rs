@@ -29,6 +29,7 @@ use waypoint::config::{Limits, Own};
 use waypoint::listener;
 use waypoint::record::Recorder;
 use waypoint::route;
+use waypoint::settings::Settings;
 use waypoint::state::State;
 use waypoint::waypoint::{Parts, Waypoint};
 
@@ -55,6 +56,7 @@ pub(crate) struct World {
     pub(crate) state: Arc<State>,
     pub(crate) metrics: Metrics,
     waypoint: SocketAddr,
+    process: Arc<Waypoint>,
     pool: Pool,
     services: u8,
     /// Its end would be a drain.
@@ -101,6 +103,7 @@ impl World {
         }));
         let listener = TcpListener::bind((LOCAL, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
+        let process = Arc::clone(&waypoint);
         tokio::spawn(async move {
             while let Ok((socket, peer)) = listener.accept().await {
                 tokio::spawn(listener::serve(Arc::clone(&waypoint), socket, peer));
@@ -111,11 +114,13 @@ impl World {
             state,
             metrics,
             waypoint: address,
+            process,
             pool: Pool::new(hbone::Config::default(), Arc::new(own)),
             services: 1,
             _shutdown: shutdown,
         };
         world.introduce_the_waypoint();
+        world.state.update_settings(Some(Settings::default()));
         world
     }
 
@@ -161,7 +166,7 @@ impl World {
 
     /// What the control plane says of a service's port.
     pub(crate) fn serve(&self, name: &str, protocol: wire::Protocol, routes: Vec<wire::HttpRule>) {
-        self.serve_by(name, protocol, routes, None);
+        self.tell(name, protocol, routes, (None, Vec::new()));
     }
 
     /// And of how its endpoints are chosen and spared.
@@ -171,6 +176,27 @@ impl World {
         protocol: wire::Protocol,
         routes: Vec<wire::HttpRule>,
         policy: Option<wire::TrafficPolicy>,
+    ) {
+        self.tell(name, protocol, routes, (policy, Vec::new()));
+    }
+
+    /// And of who may use it.
+    pub(crate) fn serve_under(
+        &self,
+        name: &str,
+        protocol: wire::Protocol,
+        routes: Vec<wire::HttpRule>,
+        policies: Vec<wire::Policy>,
+    ) {
+        self.tell(name, protocol, routes, (None, policies));
+    }
+
+    fn tell(
+        &self,
+        name: &str,
+        protocol: wire::Protocol,
+        routes: Vec<wire::HttpRule>,
+        (policy, policies): (Option<wire::TrafficPolicy>, Vec<wire::Policy>),
     ) {
         let tables = if routes.is_empty() {
             vec![]
@@ -186,7 +212,7 @@ impl World {
                 ..wire::RouteTable::default()
             }]
         };
-        self.serve_tables(name, protocol, tables, policy);
+        self.tell_tables(name, protocol, tables, (policy, policies));
     }
 
     pub(crate) fn serve_tables(
@@ -195,6 +221,16 @@ impl World {
         protocol: wire::Protocol,
         tables: Vec<wire::RouteTable>,
         policy: Option<wire::TrafficPolicy>,
+    ) {
+        self.tell_tables(name, protocol, tables, (policy, Vec::new()));
+    }
+
+    fn tell_tables(
+        &self,
+        name: &str,
+        protocol: wire::Protocol,
+        tables: Vec<wire::RouteTable>,
+        (policy, policies): (Option<wire::TrafficPolicy>, Vec<wire::Policy>),
     ) {
         let message = wire::Service {
             namespace: "shop".into(),
@@ -205,6 +241,7 @@ impl World {
                 tables,
                 traffic_policy: policy.map(Box::new),
             }],
+            policies,
         };
         let service = route::Service::compile(&message).unwrap();
         let key = NamespacedHostname::new("shop", host(name));
@@ -213,6 +250,11 @@ impl World {
 
     /// A connection of the client's to an address, as its node's proxy would open it.
     pub(crate) async fn connect(&self, to: SocketAddr) -> Stream {
+        self.try_connect(to).await.unwrap()
+    }
+
+    /// The same, where it may be refused.
+    pub(crate) async fn try_connect(&self, to: SocketAddr) -> Result<Stream, String> {
         let key = PoolKey {
             source: id(CLIENT),
             destination: Arc::new([id(WAYPOINT)]),
@@ -222,7 +264,15 @@ impl World {
         let opened = self
             .pool
             .open(&key, &Loopback, ConnectRequest::new(to.into()));
-        soon(opened).await.unwrap().0
+        let opened = soon(opened).await;
+        opened
+            .map(|opened| opened.0)
+            .map_err(|error| error.to_string())
+    }
+
+    /// What the process does at each change.
+    pub(crate) fn decide_again(&self) -> usize {
+        self.process.decide_again()
     }
 
     /// One request on a connection of its own.
@@ -337,6 +387,22 @@ where
     tokio::spawn(async move {
         while let Ok((socket, _)) = listener.accept().await {
             tokio::spawn(converse(socket, answer.clone()));
+        }
+    });
+    address
+}
+
+/// An application that sends back whatever it gets.
+pub(crate) async fn echo() -> SocketAddr {
+    let listener = TcpListener::bind(("127.0.0.2", 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let (mut from, mut to) = socket.into_split();
+                // A client that leaves is no news.
+                let _ = tokio::io::copy(&mut from, &mut to).await;
+            });
         }
     });
     address

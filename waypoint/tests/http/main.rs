@@ -6,6 +6,7 @@
 mod harness;
 
 mod framing;
+mod policies;
 mod protocols;
 mod resilience;
 mod routes;

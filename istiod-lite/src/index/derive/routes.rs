@@ -7,9 +7,11 @@ use proto::waypoint as wire;
 
 use super::{Derived, Index};
 use crate::{
+    catalogue::ResourceType,
     facts::{NamespacedName, mesh_config::Visibility, service::ServicePort},
     status::routes::{self, Found, ParentStatus},
     translate::{
+        policy::TargetKey,
         route::{
             ParentKey, Rank, Reference, Route, RouteId, Unresolved, reachable,
             serving::{self, Attached, Resolver, Served},
@@ -50,7 +52,7 @@ impl Index {
         hostname: &str,
         ports: &[ServicePort],
         binding: &Binding,
-    ) -> Vec<(NamespacedName, String, Bytes)> {
+    ) -> Vec<(ResourceType, NamespacedName, String, Bytes)> {
         let waypoints: Vec<_> = binding.gateways().collect();
         if waypoints.is_empty() {
             return Vec::new();
@@ -61,12 +63,19 @@ impl Index {
             hostname,
             ports,
             routes: &self.routes_for(parent),
+            policies: self.policies_for(&match parent {
+                ParentKey::Service(name) => TargetKey::Service(name.clone()),
+                ParentKey::Entry(name) => TargetKey::Entry(name.clone()),
+            }),
         };
         let body: Bytes = serving::service(served, self).encode_to_vec().into();
         let name = workload::host_key(namespace, hostname);
         let each = waypoints.into_iter();
-        each.map(|waypoint| (waypoint.clone(), name.clone(), body.clone()))
-            .collect()
+        each.map(|waypoint| {
+            let of = ResourceType::WaypointService;
+            (of, waypoint.clone(), name.clone(), body.clone())
+        })
+        .collect()
     }
 
     pub(super) fn derive_route(&self, id: &RouteId) -> Option<Derived> {
@@ -102,7 +111,7 @@ impl Index {
     }
 
     /// The ports of a service, and its waypoint; nothing where it isn't there or nobody sees it.
-    fn parent_service(
+    pub(super) fn parent_service(
         &self,
         parent: &ParentKey,
         gateways: &mut Vec<NamespacedName>,

@@ -112,6 +112,8 @@ impl Index {
             return;
         }
         self.world.mesh_config = config;
+        let gateways = self.world.gateways_by_class.values().flatten().cloned();
+        self.dirty.extend(gateways.map(Subject::Waypoint));
         let with_entries = self.world.namespaces.iter();
         let with_entries = with_entries.filter(|(_, here)| !here.entries.is_empty());
         let names: Vec<_> = with_entries.map(|(name, _)| name.clone()).collect();

@@ -10,7 +10,7 @@ use crate::{
         NamespacedName,
         policy::{PeerAuthentication, Reach},
     },
-    translate::policy as authorization,
+    translate::policy::{self as authorization, TargetKey},
 };
 
 impl Index {
@@ -33,6 +33,10 @@ impl Index {
             if let Some(Reach::Selected(labels)) = facts.as_ref().map(|policy| &policy.reach) {
                 here.policies_by_selector.insert(&name.name, labels);
             }
+            self.link_targets(name, before.as_ref(), facts.as_ref());
+            let Some(here) = self.world.namespaces.get_mut(&name.namespace) else {
+                return;
+            };
             // Workloads only name the policy: its rules don't concern them.
             let names = |policy: &Option<authorization::Policy>| {
                 policy
@@ -52,6 +56,70 @@ impl Index {
             }
         }
         self.forget_deserted(&name.namespace);
+    }
+
+    /// Notes what a policy with targetRefs is for, and marks what its waypoints are told.
+    fn link_targets(
+        &mut self,
+        name: &NamespacedName,
+        before: Option<&authorization::Policy>,
+        now: Option<&authorization::Policy>,
+    ) {
+        let keys = |policy: Option<&authorization::Policy>| -> BTreeSet<TargetKey> {
+            let targets = policy.into_iter().flat_map(|policy| &policy.targets);
+            targets
+                .filter_map(|target| target.key.clone().ok())
+                .collect()
+        };
+        let (before, now) = (keys(before), keys(now));
+        for key in before.difference(&now) {
+            if let Some(names) = self.world.policies_by_target.get_mut(key) {
+                names.remove(name);
+                if names.is_empty() {
+                    self.world.policies_by_target.remove(key);
+                }
+            }
+        }
+        for key in &now {
+            let names = self.world.policies_by_target.entry(key.clone());
+            names.or_default().insert(name.clone());
+        }
+        for key in before.union(&now) {
+            let subject = match key {
+                TargetKey::Gateway(name) => Subject::Waypoint(name.clone()),
+                TargetKey::Service(name) => Subject::Service(name.clone()),
+                TargetKey::Entry(name) => Subject::Entry(name.clone()),
+                TargetKey::Class(class) => {
+                    let gateways = self.world.gateways_by_class.get(class);
+                    let gateways = gateways.into_iter().flatten().cloned();
+                    self.dirty.extend(gateways.map(Subject::Waypoint));
+                    continue;
+                }
+            };
+            self.dirty.insert(subject);
+        }
+    }
+
+    /// Marks what is said of the policies that are for something.
+    pub(in crate::index) fn mark_policies_for(&mut self, target: &TargetKey) {
+        let named = self.world.policies_by_target.get(target);
+        let named = named.into_iter().flatten().cloned();
+        self.dirty.extend(named.map(Subject::Policy));
+    }
+
+    /// Marks what is said of the policies that are for anything in a namespace.
+    pub(in crate::index) fn mark_policies_into(&mut self, namespace: &str) {
+        let of = |target: &TargetKey| match target {
+            TargetKey::Gateway(name) | TargetKey::Service(name) | TargetKey::Entry(name) => {
+                *name.namespace == *namespace
+            }
+            TargetKey::Class(_) => false,
+        };
+        let targets = self.world.policies_by_target.iter();
+        let named = targets
+            .filter(|(target, _)| of(target))
+            .flat_map(|(_, names)| names);
+        self.dirty.extend(named.cloned().map(Subject::Policy));
     }
 
     /// Marks the workloads that a policy's selector chooses: in the root namespace, those

@@ -9,7 +9,10 @@ use std::{
 use super::{Index, Subject};
 use crate::{
     facts::NamespacedName,
-    translate::route::{ParentKey, Reference, Route, RouteId},
+    translate::{
+        policy::TargetKey,
+        route::{ParentKey, Reference, Route, RouteId},
+    },
 };
 
 /// Routes by something that they name.
@@ -72,13 +75,18 @@ impl Index {
         self.forget_deserted(namespace);
     }
 
-    /// Marks what is said of the routes that are for a service.
+    /// Marks what is said of the routes and policies that are for a service.
     pub(super) fn mark_routes_for(&mut self, parent: &ParentKey) {
+        self.mark_policies_for(&match parent {
+            ParentKey::Service(name) => TargetKey::Service(name.clone()),
+            ParentKey::Entry(name) => TargetKey::Entry(name.clone()),
+        });
         self.dirty.extend(of(&self.world.routes_by_parent, parent));
     }
 
-    /// Marks what is said of the routes that are for any service of a namespace.
+    /// Marks what is said of the routes and policies that are for any service of a namespace.
     pub(super) fn mark_routes_into(&mut self, namespace: &str) {
+        self.mark_policies_into(namespace);
         let parents = self.world.routes_by_parent.iter();
         let here = parents.filter(|(parent, _)| *parent.name().namespace == *namespace);
         let routes = here.flat_map(|(_, routes)| routes.iter().cloned());

@@ -12,7 +12,7 @@ use super::{
 use crate::facts::service::ServicePort;
 
 /// A service that a waypoint serves.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Served<'a> {
     /// Its namespace.
     pub namespace: &'a str,
@@ -22,6 +22,8 @@ pub struct Served<'a> {
     pub ports: &'a [ServicePort],
     /// The routes that are for it.
     pub routes: &'a [Attached<'a>],
+    /// The policies that are for it alone.
+    pub policies: Vec<wire::Policy>,
 }
 
 /// A route, and how it is for the service.
@@ -53,18 +55,19 @@ pub fn service(served: Served<'_>, resolver: &impl Resolver) -> wire::Service {
     let ports = reachable(served.ports).map(|(port, speaks)| wire::Port {
         number: port.port.into(),
         protocol: speaks.into(),
-        tables: tables(served, port, speaks, resolver),
+        tables: tables(&served, port, speaks, resolver),
         traffic_policy: None,
     });
     wire::Service {
         namespace: served.namespace.to_owned(),
         hostname: served.hostname.to_owned(),
         ports: ports.collect(),
+        policies: served.policies.clone(),
     }
 }
 
 fn tables(
-    served: Served<'_>,
+    served: &Served<'_>,
     port: &ServicePort,
     speaks: wire::Protocol,
     resolver: &impl Resolver,

@@ -11,6 +11,7 @@ fn gateway(serves: Option<Serves>) -> Gateway {
         binding: None,
         listeners: Vec::new(),
         leads: None,
+        explains: false,
     }
 }
 

@@ -16,6 +16,7 @@ fn service(ports: Vec<(u32, Vec<RouteTable>)>) -> Service {
         namespace: "mesh".into(),
         hostname: "echo-v1.mesh.svc.cluster.local".into(),
         ports: ports.into_iter().map(port).collect(),
+        policies: Vec::new(),
     };
     Service::compile(&wire).unwrap()
 }
@@ -76,6 +77,7 @@ fn resources_that_say_nothing_certain_are_refused() {
             namespace: "n".into(),
             hostname: "h".into(),
             ports: vec![port],
+            policies: Vec::new(),
         };
         change(&mut wire);
         Service::compile(&wire).unwrap_err().to_string()

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a waypoint is told of who may do what, as people read it.
+
+use proto::waypoint as wire;
+use serde_json::{Value, json};
+use wire::pattern::Kind;
+
+use super::{Fields, ip};
+
+pub(super) fn waypoint(waypoint: &wire::Waypoint) -> Value {
+    let mut out = Fields::default();
+    out.add("namespace", &waypoint.namespace);
+    out.add("name", &waypoint.name);
+    out.add("policies", policies(&waypoint.policies));
+    out.named(
+        "pathNormalization",
+        waypoint.path_normalization().as_str_name(),
+        "BASE",
+    );
+    let hops = Some(waypoint.trusted_hops).filter(|hops| *hops > 0);
+    out.add("trustedHops", hops);
+    out.add("trustDomains", waypoint.trust_domains.clone());
+    let authorizers = waypoint.authorizers.iter();
+    let authorizers = authorizers.map(|one| json!({ "name": one.name, "invalid": one.invalid }));
+    out.add("authorizers", authorizers.collect::<Vec<_>>());
+    out.add("explain", waypoint.explain);
+    out.into()
+}
+
+pub(super) fn policies(policies: &[wire::Policy]) -> Vec<Value> {
+    policies.iter().map(policy).collect()
+}
+
+fn policy(policy: &wire::Policy) -> Value {
+    let mut out = Fields::default();
+    out.add("policy", format!("{}/{}", policy.namespace, policy.name));
+    out.named("action", policy.action().as_str_name(), "");
+    out.add("dryRun", policy.dry_run);
+    let rules = policy.rules.iter().map(|rule| {
+        let clauses = rule.clauses.iter().map(|clause| {
+            let matches = clause.matches.iter().map(|matching| {
+                let conditions = matching.conditions.iter().map(condition);
+                conditions.collect::<Vec<_>>().join(" and ")
+            });
+            matches.collect::<Vec<_>>()
+        });
+        json!({ "index": rule.index, "allOf": clauses.collect::<Vec<_>>() })
+    });
+    out.add("rules", rules.collect::<Vec<_>>());
+    out.add("authorizer", &policy.authorizer);
+    out.into()
+}
+
+/// As `HOST[x] is one of a, b*`.
+fn condition(condition: &wire::Condition) -> String {
+    let steps = condition.key.iter().map(|step| format!("[{step}]"));
+    let patterns = condition.patterns.iter().map(pattern);
+    let blocks = condition.blocks.iter();
+    let blocks = blocks.map(|block| format!("{}/{}", ip(&block.address), block.length));
+    let ports = condition.ports.iter().map(u32::to_string);
+    let principals = condition.request_principals.iter().map(|principal| {
+        let part = |part: &Option<wire::Pattern>| part.as_ref().map(pattern).unwrap_or_default();
+        format!("{}/{}", part(&principal.issuer), part(&principal.subject))
+    });
+    let values = patterns.chain(blocks).chain(ports).chain(principals);
+    let sense = if condition.negated {
+        "none of"
+    } else {
+        "one of"
+    };
+    format!(
+        "{}{} is {sense} {}",
+        condition.attribute().as_str_name(),
+        steps.collect::<String>(),
+        values.collect::<Vec<_>>().join(", ")
+    )
+}
+
+fn pattern(pattern: &wire::Pattern) -> String {
+    match &pattern.kind {
+        Some(Kind::Exact(text) | Kind::Template(text)) => text.clone(),
+        Some(Kind::Prefix(text)) => format!("{text}*"),
+        Some(Kind::Suffix(text)) => format!("*{text}"),
+        Some(Kind::Present(())) => "*".to_owned(),
+        None => String::new(),
+    }
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a waypoint is told of all that it serves, and what the authors of its policies are told.
+
+use prost::Message as _;
+use proto::waypoint as wire;
+
+use super::{Derived, Index};
+use crate::{
+    catalogue::ResourceType,
+    facts::NamespacedName,
+    facts::gateway::Readiness,
+    status::policies::{self, Found},
+    translate::{
+        policy::{Policy, TargetKey},
+        route::ParentKey,
+        waypoint::Binding,
+    },
+};
+
+impl Index {
+    /// The policies that are for something, by name.
+    pub(super) fn policies_for(&self, target: &TargetKey) -> Vec<wire::Policy> {
+        let names = self.world.policies_by_target.get(target);
+        let messages = names.into_iter().flatten().filter_map(|name| {
+            let here = self.world.inhabitants(&name.namespace)?;
+            here.policies.get(&name.name)?.for_waypoints.clone()
+        });
+        messages.collect()
+    }
+
+    /// What holds for all that a waypoint serves.
+    pub(super) fn derive_waypoint(&self, name: &NamespacedName) -> Option<Derived> {
+        let (gateway, _) = self.world.gateway(name)?;
+        let mut policies = self.policies_for(&TargetKey::Gateway(name.clone()));
+        policies.extend(self.policies_for(&TargetKey::Class(gateway.class.clone())));
+        // One that names both its Gateway and its class counts once.
+        policies.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
+        policies.dedup();
+        let config = &self.world.mesh_config;
+        let own = std::iter::once(self.mesh.trust_domain.as_str());
+        let aliases = config.trust_domain_aliases.iter().map(String::as_str);
+        let message = wire::Waypoint {
+            namespace: name.namespace.to_string(),
+            name: name.name.to_string(),
+            policies,
+            path_normalization: config.path_normalization.into(),
+            trusted_hops: config.trusted_hops,
+            trust_domains: own.chain(aliases).map(str::to_owned).collect(),
+            authorizers: Vec::new(),
+            explain: gateway.explains,
+        };
+        Some(Derived {
+            served: vec![(
+                ResourceType::Waypoint,
+                name.clone(),
+                name.to_string(),
+                message.encode_to_vec().into(),
+            )],
+            ..Derived::default()
+        })
+    }
+
+    /// What becomes of each of a policy's references.
+    pub(super) fn found(
+        &self,
+        policy: &Policy,
+        gateways: &mut Vec<NamespacedName>,
+    ) -> Vec<policies::Target> {
+        let each = policy.targets.iter().map(|target| policies::Target {
+            words: target.words.clone(),
+            found: match &target.key {
+                Ok(key) => self.find_target(key, gateways),
+                Err(reason) => Found::Invalid(reason.clone()),
+            },
+        });
+        each.collect()
+    }
+
+    fn find_target(&self, key: &TargetKey, gateways: &mut Vec<NamespacedName>) -> Found {
+        let parent = match key {
+            TargetKey::Class(name) if self.world.classes.contains_key(name) => {
+                return Found::Bound(name.clone());
+            }
+            // Gateways that name the class are served by it even where its object is missing.
+            TargetKey::Class(name) if self.world.gateways_by_class.contains_key(name) => {
+                return Found::Bound(name.clone());
+            }
+            TargetKey::Class(_) => return Found::Missing,
+            TargetKey::Gateway(name) => {
+                gateways.push(name.clone());
+                return match self.world.gateway(name) {
+                    Some((gateway, _)) if gateway.readiness == Readiness::Ready => {
+                        Found::Bound(name.to_string())
+                    }
+                    _ => Found::Missing,
+                };
+            }
+            TargetKey::Service(name) => ParentKey::Service(name.clone()),
+            TargetKey::Entry(name) => ParentKey::Entry(name.clone()),
+        };
+        match self.parent_service(&parent, gateways) {
+            None => Found::Missing,
+            Some((_, Binding::Bound { gateway, .. })) => Found::Bound(gateway.to_string()),
+            Some((_, Binding::Unbound | Binding::Refused { .. })) => Found::NoWaypoint,
+        }
+    }
+}

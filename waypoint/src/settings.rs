@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What holds for all that this waypoint serves. Pure.
+//!
+//! In: [`proto::waypoint::Waypoint`]. Out: the same, compiled; nothing of it is used where a part is not understood.
+
+use proto::waypoint as wire;
+
+use crate::authz::{BadPolicy, Policy};
+use crate::path::Normalization;
+
+/// What holds for all that this waypoint serves.
+#[derive(Debug, Default)]
+pub struct Settings {
+    /// Of its Gateway and of its class.
+    pub policies: Box<[Policy]>,
+    pub normalization: Normalization,
+    /// How many proxies in front of it are believed about who a request comes from.
+    pub trusted_hops: u32,
+    /// They stand for each other.
+    pub trust_domains: Box<[Box<str>]>,
+    pub authorizers: Box<[Authorizer]>,
+    /// Whether answers say in a header which rule has decided.
+    pub explain: bool,
+}
+
+/// Whom CUSTOM policies ask.
+#[derive(Debug)]
+pub struct Authorizer {
+    pub name: Box<str>,
+    /// Why it can't be asked.
+    pub invalid: Box<str>,
+}
+
+/// Why settings can't be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadSettings {
+    #[error("{0}")]
+    Policy(#[from] BadPolicy),
+    #[error("path normalization {0} is not known here")]
+    Normalization(i32),
+}
+
+impl Settings {
+    /// Compiles a resource.
+    ///
+    /// # Errors
+    /// If any part of it is not understood.
+    pub fn compile(waypoint: &wire::Waypoint) -> Result<Self, BadSettings> {
+        let said = waypoint.path_normalization;
+        let normalization = match wire::PathNormalization::try_from(said) {
+            Ok(wire::PathNormalization::Base) => Normalization::Base,
+            Ok(wire::PathNormalization::None) => Normalization::None,
+            Ok(wire::PathNormalization::MergeSlashes) => Normalization::MergeSlashes,
+            Ok(wire::PathNormalization::DecodeAndMergeSlashes) => {
+                Normalization::DecodeAndMergeSlashes
+            }
+            Err(_) => return Err(BadSettings::Normalization(said)),
+        };
+        let policies = waypoint.policies.iter().map(Policy::compile);
+        let authorizers = waypoint.authorizers.iter().map(|authorizer| Authorizer {
+            name: authorizer.name.as_str().into(),
+            invalid: authorizer.invalid.as_str().into(),
+        });
+        let trust_domains = waypoint.trust_domains.iter();
+        Ok(Self {
+            policies: policies.collect::<Result<_, _>>()?,
+            normalization,
+            trusted_hops: waypoint.trusted_hops,
+            trust_domains: trust_domains.map(|domain| domain.as_str().into()).collect(),
+            authorizers: authorizers.collect(),
+            explain: waypoint.explain,
+        })
+    }
+
+    /// Why an authorizer can't be asked.
+    pub fn cannot_ask(&self, name: &str) -> Option<&str> {
+        let known = self.authorizers.iter().find(|known| *known.name == *name);
+        match known {
+            Some(known) if known.invalid.is_empty() => None,
+            Some(known) => Some(&known.invalid),
+            None => Some("there is no such authorizer"),
+        }
+    }
+}
