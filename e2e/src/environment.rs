@@ -63,6 +63,11 @@ impl Environment {
         self.value("ENVOY").map(PathBuf::from)
     }
 
+    /// By which engine the nodes' proxies carry tunnels: their own, unless `HBONE_ENGINE` says `library`.
+    pub fn hbone_engine(&self) -> &str {
+        self.value("HBONE_ENGINE").unwrap_or("own")
+    }
+
     /// A folder with kube-apiserver and etcd that is to be used instead of the one that `e2e/kubernetes/build` fills.
     pub fn kubernetes_assets(&self) -> Option<PathBuf> {
         self.value("KUBEBUILDER_ASSETS").map(PathBuf::from)

@@ -5,6 +5,7 @@
 
 use std::net::SocketAddr;
 
+use e2e::environment::Environment;
 use e2e::handle::{Lab, Shared};
 use e2e::topology::Node;
 use e2e::traffic::{Outcome, Report};
@@ -36,6 +37,18 @@ fn echo(place: &str, target: SocketAddr, bytes: u64) -> Report {
 
 fn web_b(port: u16) -> SocketAddr {
     lab().v4("shop/web-b", port).unwrap()
+}
+
+/// The same suites run on either engine: that they run on the one that was asked for is seen here.
+#[test]
+fn the_proxies_run_the_engine_that_was_asked_for() {
+    let asked = Environment::of_process();
+    for node in ["node-a", "node-b"] {
+        let dump = talk(node, &["get", "127.0.0.1:15000", "/config_dump"]);
+        let dump: serde_json::Value = serde_json::from_str(&dump.answer.unwrap()).unwrap();
+        let engine = dump["config"]["hboneEngine"].as_str();
+        assert_eq!(engine, Some(asked.hbone_engine()), "{node}");
+    }
 }
 
 #[test]

@@ -26,6 +26,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use self::pod::PodLife;
+use crate::environment::Environment;
 use crate::lab::cgroups::Cgroups;
 use crate::lab::container::Programs;
 use crate::lab::in_force::InForce;
@@ -56,6 +57,7 @@ struct Shared {
     state: StateDir,
     /// The network of the cluster's pods.
     network: &'static str,
+    hbone_engine: String,
     programs: Rc<Programs>,
     issuer: Rc<TokenIssuer>,
     cgroups: Rc<Cgroups>,
@@ -105,6 +107,7 @@ impl Kubelet {
             StatusWriter::new(state.manifests(), "kubelet").context("cannot write status")?;
         let shared = Rc::new(Shared {
             network: layout.network(state.cluster()),
+            hbone_engine: Environment::of_process().hbone_engine().to_owned(),
             state,
             programs,
             issuer,

@@ -240,6 +240,7 @@ impl PodLife {
             ),
             ("LAB_CLUSTER_ID", state.cluster().id().to_owned()),
             ("LAB_NETWORK", self.shared.network.to_owned()),
+            ("LAB_HBONE_ENGINE", self.shared.hbone_engine.clone()),
         ]
         .into_iter()
         .map(|(name, value)| (name.to_owned(), value))
