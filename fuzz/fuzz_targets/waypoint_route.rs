@@ -15,7 +15,7 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use waypoint::hygiene;
 use waypoint::path::{self, Normalization};
-use waypoint::route::{Answer, Forward, Request, Service, Table};
+use waypoint::route::{Answer, Forward, Here, Request, Service, Table};
 use waypoint::session::UnixTime;
 
 const NOW: UnixTime = UnixTime(1_700_000_000);
@@ -119,20 +119,20 @@ fn asked(head: &[u8], service: Option<&Service>) {
             };
             match twice(|rng| table.answer(&request, NOW, rng)) {
                 Answer::Forward(forward) => forwarded(&forward, &headers),
-                Answer::Redirect {
+                Answer::Here(Here::Redirect {
                     status,
                     location,
                     edits,
                     ..
-                } => {
+                }) => {
                     assert!(status.is_redirection());
                     assert!(location.as_bytes().starts_with(b"http"));
                     edits.apply(&mut HeaderMap::new());
                 }
-                Answer::Preflight { headers, .. } => {
+                Answer::Here(Here::Preflight { headers, .. }) => {
                     assert!(headers.contains_key("access-control-allow-origin"))
                 }
-                Answer::Refuse { reason, .. } => {
+                Answer::Here(Here::Refuse { reason, .. }) => {
                     assert!(reason.status().as_u16() >= 400 && !reason.flag().is_empty());
                 }
             }

@@ -7,14 +7,15 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use http::StatusCode;
+use http::{HeaderValue, StatusCode};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -54,6 +55,48 @@ pub struct Conversation {
     /// As it was when the connection came: what is said of its routes is looked up anew for each request.
     pub destination: Destination,
     pub tracked: Tracked,
+    introduction: OnceLock<Introduction>,
+}
+
+/// What every request of a connection tells of its client.
+pub struct Introduction {
+    /// For `x-forwarded-client-cert`.
+    pub certificate: Option<HeaderValue>,
+    pub ip: IpAddr,
+    /// The same as a value.
+    pub address: HeaderValue,
+}
+
+impl Conversation {
+    pub fn new(
+        waypoint: Arc<Waypoint>,
+        arrival: Arrival,
+        destination: Destination,
+        tracked: Tracked,
+    ) -> Self {
+        Self {
+            waypoint,
+            arrival,
+            destination,
+            tracked,
+            introduction: OnceLock::new(),
+        }
+    }
+
+    /// Made with the first request.
+    pub fn introduction(&self) -> &Introduction {
+        self.introduction.get_or_init(|| {
+            let (own, client) = (&self.waypoint.own.identity, &self.arrival.identity);
+            let certificate = HeaderValue::try_from(format!("By={own};URI={client}"));
+            let ip = self.arrival.peer.ip();
+            let address = HeaderValue::try_from(ip.to_string());
+            Introduction {
+                certificate: certificate.ok(),
+                ip,
+                address: address.expect("broken invariant: an address is a header's value"),
+            }
+        })
+    }
 }
 
 /// Finds out which version a client speaks, and serves it.

@@ -156,12 +156,9 @@ impl Streams {
             Ok(admitted) => admitted,
             Err(failure) => return refuse(waypoint, &arrival, *incoming, &failure),
         };
-        let conversation = Arc::new(Conversation {
-            waypoint: Arc::clone(waypoint),
-            arrival,
-            destination,
-            tracked,
-        });
+        let waypoint = Arc::clone(waypoint);
+        let conversation = Conversation::new(waypoint, arrival, destination, tracked);
+        let conversation = Arc::new(conversation);
         connection::serve(conversation, incoming).await;
     }
 

@@ -9,6 +9,7 @@
 //! Bounds: requests under way to one endpoint, idle connections to it, and how long they are kept.
 
 use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,7 +41,7 @@ const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
 
 /// Whose connections may be shared.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, PartialEq, Eq)]
 struct Key {
     workload: Arc<str>,
     address: SocketAddr,
@@ -48,8 +49,16 @@ struct Key {
     version: Version,
 }
 
-#[derive(Default)]
+/// By the address: few endpoints share one, and identities are long.
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.address.hash(state);
+        self.version.hash(state);
+    }
+}
+
 struct Entry {
+    key: Arc<Key>,
     /// Requests under way, and connections being made for one.
     under_way: usize,
     idle: Vec<Idle>,
@@ -95,7 +104,7 @@ struct Shared {
 
 #[derive(Default)]
 struct Inner {
-    entries: HashMap<Key, Entry>,
+    entries: HashMap<Arc<Key>, Entry>,
     next: u64,
 }
 
@@ -106,7 +115,7 @@ pub struct HttpPool(Arc<Mutex<Inner>>);
 /// The use of a connection for one request.
 pub struct Lease {
     pool: HttpPool,
-    key: Key,
+    key: Arc<Key>,
     sender: Sender,
     held: Held,
     /// Whether it has carried requests before: then it may have been closed just now.
@@ -132,7 +141,7 @@ pub struct Unanswered {
 /// A place for a request to an endpoint, for which there is no connection yet.
 pub struct Place {
     pool: HttpPool,
-    key: Key,
+    key: Arc<Key>,
     taken: bool,
 }
 
@@ -159,7 +168,16 @@ impl HttpPool {
             version,
         };
         let mut inner = self.0.lock();
-        let entry = inner.entries.entry(key.clone()).or_default();
+        let entries = &mut inner.entries;
+        let entry = match entries.get_mut(&key) {
+            Some(entry) => entry,
+            None => {
+                let key = Arc::new(key);
+                let entry = Entry::new(Arc::clone(&key));
+                entries.entry(key).or_insert(entry)
+            }
+        };
+        let key = Arc::clone(&entry.key);
         if entry.under_way >= most {
             return Err(Failure::Overflow(most));
         }
@@ -237,6 +255,15 @@ impl HttpPool {
 }
 
 impl Entry {
+    fn new(key: Arc<Key>) -> Self {
+        Self {
+            key,
+            under_way: 0,
+            idle: Vec::new(),
+            shared: Vec::new(),
+        }
+    }
+
     fn expire(&mut self, now: Instant) {
         self.idle
             .retain(|idle| !idle.sender.is_closed() && now < idle.until);
@@ -308,7 +335,7 @@ impl Place {
         self.taken = true;
         Ok(Lease {
             pool: self.pool.clone(),
-            key: self.key.clone(),
+            key: Arc::clone(&self.key),
             sender,
             held,
             reused: false,

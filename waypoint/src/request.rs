@@ -43,7 +43,7 @@ use crate::resilience::hash::Key;
 use crate::resilience::retry::RetryPolicy;
 use crate::resilience::timeouts::Timeouts;
 use crate::resilience::traffic::Balancing;
-use crate::route::{self, Answer, Forward, Port, Protocol, Table};
+use crate::route::{self, Answer, Forward, Here, Port, Protocol, Table};
 use crate::session::UnixTime;
 
 const CLIENT_CERT: HeaderName = HeaderName::from_static("x-forwarded-client-cert");
@@ -152,11 +152,11 @@ impl Life<'_> {
         let (forward, target) = match answer {
             None => (None, self.meant(port.as_ref().map(PortNow::get))),
             Some(Answer::Forward(forward)) => {
-                self.exchange.by_route(forward.rule.name.to_string());
+                self.exchange.by_route(Arc::clone(&forward.rule.text));
                 let target = self.routed(forward.destination)?;
                 (Some(forward), target)
             }
-            Some(answer) => return Err(self.local(answer)),
+            Some(Answer::Here(here)) => return Err(self.local(here)),
         };
 
         let (key, cookie) = self.affinity(&target, &head, &asked);
@@ -328,9 +328,9 @@ impl Life<'_> {
     }
 
     /// An answer that needs no endpoint.
-    fn local(&mut self, answer: Answer<'_>) -> Reply {
-        let (rule, reply) = match answer {
-            Answer::Redirect {
+    fn local(&mut self, here: Here<'_>) -> Reply {
+        let (rule, reply) = match here {
+            Here::Redirect {
                 rule,
                 status,
                 location,
@@ -341,15 +341,14 @@ impl Life<'_> {
                 edits.apply(&mut headers);
                 (Some(rule), Reply::made(status, headers, "redirected"))
             }
-            Answer::Preflight { rule, headers } => {
+            Here::Preflight { rule, headers } => {
                 let status = StatusCode::NO_CONTENT;
                 (Some(rule), Reply::made(status, headers, "preflight"))
             }
-            Answer::Refuse { rule, reason } => (rule, Reply::refused(reason)),
-            Answer::Forward(forward) => (Some(forward.rule), Reply::upstream("not forwarded")),
+            Here::Refuse { rule, reason } => (rule, Reply::refused(reason)),
         };
         if let Some(rule) = rule {
-            self.exchange.by_route(rule.name.to_string());
+            self.exchange.by_route(Arc::clone(&rule.text));
         }
         reply
     }
@@ -439,22 +438,18 @@ impl Life<'_> {
 
     /// Says who the client is, whatever it says itself.
     fn introduce(&mut self, headers: &mut HeaderMap) {
-        let Conversation {
-            waypoint, arrival, ..
-        } = &**self.conversation;
-        let (own, client) = (&waypoint.own.identity, &arrival.identity);
-        headers.remove(CLIENT_CERT);
-        if let Ok(value) = HeaderValue::from_str(&format!("By={own};URI={client}")) {
-            headers.insert(CLIENT_CERT, value);
-        }
-        let mut passed: Vec<&str> = headers
-            .get_all(FORWARDED_FOR)
-            .iter()
-            .filter_map(|value| value.to_str().ok())
-            .collect();
-        let peer = arrival.peer.ip().to_string();
-        passed.push(&peer);
-        if let Ok(value) = HeaderValue::from_str(&passed.join(", ")) {
+        let introduction = self.conversation.introduction();
+        match &introduction.certificate {
+            Some(value) => headers.insert(CLIENT_CERT, value.clone()),
+            None => headers.remove(CLIENT_CERT),
+        };
+        let said = headers.get_all(FORWARDED_FOR).iter();
+        let said: Vec<&str> = said.filter_map(|value| value.to_str().ok()).collect();
+        let passed = match &*said {
+            [] => Ok(introduction.address.clone()),
+            said => HeaderValue::try_from(format!("{}, {}", said.join(", "), introduction.ip)),
+        };
+        if let Ok(value) = passed {
             headers.insert(FORWARDED_FOR, value);
         }
         headers
@@ -462,8 +457,10 @@ impl Life<'_> {
             .or_insert(HeaderValue::from_static("http"));
         if !headers.contains_key(REQUEST_ID) {
             let id = random_id();
-            self.exchange.of_request_id(&id);
-            if let Ok(value) = HeaderValue::from_str(&id) {
+            if let Ok(text) = std::str::from_utf8(&id) {
+                self.exchange.of_request_id(text);
+            }
+            if let Ok(value) = HeaderValue::from_bytes(&id) {
                 headers.insert(REQUEST_ID, value);
             }
         }
@@ -562,16 +559,36 @@ fn now() -> UnixTime {
 }
 
 /// A random UUID of version 4.
-fn random_id() -> String {
+fn random_id() -> [u8; 36] {
     let number: u128 = rand::random();
     let number = number & !(0xf << 76) & !(0x3 << 62) | 0x4 << 76 | 0x2 << 62;
-    let hex = format!("{number:032x}");
-    [
-        &hex[..8],
-        &hex[8..12],
-        &hex[12..16],
-        &hex[16..20],
-        &hex[20..],
-    ]
-    .join("-")
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = [b'-'; 36];
+    let mut at = 0;
+    for byte in number.to_be_bytes() {
+        if matches!(at, 8 | 13 | 18 | 23) {
+            at += 1;
+        }
+        text[at] = DIGITS[usize::from(byte >> 4)];
+        text[at + 1] = DIGITS[usize::from(byte & 0xf)];
+        at += 2;
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_requests_number_is_a_random_uuid() {
+        let id = super::random_id();
+        let text = std::str::from_utf8(&id).unwrap();
+        let parts: Vec<_> = text.split('-').map(str::len).collect();
+        assert_eq!(parts, [8, 4, 4, 4, 12], "{text}");
+        let is_hex = |byte: &u8| byte.is_ascii_hexdigit() || *byte == b'-';
+        assert!(id.iter().all(is_hex), "{text}");
+        // Version 4, and the variant of RFC 9562.
+        assert_eq!(id[14], b'4', "{text}");
+        assert!(b"89ab".contains(&id[19]), "{text}");
+        assert_ne!(id, super::random_id());
+    }
 }

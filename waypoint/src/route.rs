@@ -57,6 +57,13 @@ pub struct Request<'r> {
 pub enum Answer<'t> {
     /// It goes to a backend.
     Forward(Forward<'t>),
+    /// Nobody is asked.
+    Here(Here<'t>),
+}
+
+/// An answer that needs no backend.
+#[derive(Debug)]
+pub enum Here<'t> {
     /// The client is sent elsewhere.
     Redirect {
         /// By this rule.

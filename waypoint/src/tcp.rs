@@ -202,6 +202,7 @@ pub async fn relay(
         arrival,
         destination,
         tracked,
+        ..
     } = conversation;
     let Upstream {
         leg,

@@ -11,7 +11,7 @@ use proto::waypoint::{GrpcMethodMatch, HttpMatch, HttpRoute, PathMatch};
 use super::conditions::Conditions;
 use super::paths::{self, Part, Paths, Place, Test};
 use super::rule::{self, Rule, RuleName};
-use super::{Answer, Reason, Request};
+use super::{Answer, Here, Reason, Request};
 use crate::pattern::Pattern;
 use crate::session::UnixTime;
 
@@ -99,10 +99,10 @@ impl HttpTable {
     ) -> Answer<'_> {
         match self.find(request) {
             Some(hit) => hit.decide(request, now, rng),
-            None => Answer::Refuse {
+            None => Answer::Here(Here::Refuse {
                 rule: None,
                 reason: Reason::NoRoute,
-            },
+            }),
         }
     }
 

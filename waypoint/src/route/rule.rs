@@ -15,7 +15,7 @@ use proto::waypoint::path_match::Kind;
 use proto::waypoint::{HttpBackend, HttpRoute, HttpRule};
 use rand::Rng;
 
-use super::{Answer, Destination, Hit, Reason, Request};
+use super::{Answer, Destination, Here, Hit, Reason, Request};
 use crate::filters::cors::{Cors, Grant, Verdict};
 use crate::filters::{Filters, Redirect};
 use crate::resilience::retry::RetryPolicy;
@@ -41,6 +41,8 @@ pub struct RuleName {
 pub struct Rule {
     /// Which it is.
     pub name: RuleName,
+    /// The same in words, for the log.
+    pub text: Arc<str>,
     /// What it does; if that can't be done, why.
     actions: Result<Actions, Box<str>>,
 }
@@ -100,7 +102,11 @@ pub(super) fn compile(name: RuleName, wire: &HttpRule, mut problems: Vec<String>
             Err(problems.join("; ").into())
         }
     };
-    Rule { name, actions }
+    Rule {
+        text: name.to_string().into(),
+        name,
+        actions,
+    }
 }
 
 impl Actions {
@@ -155,9 +161,11 @@ impl<'t> Hit<'t> {
     /// What becomes of a request that the rule is for.
     pub fn decide(self, request: &Request<'_>, now: UnixTime, rng: &mut impl Rng) -> Answer<'t> {
         let rule = self.rule;
-        let refuse = |reason| Answer::Refuse {
-            rule: Some(rule),
-            reason,
+        let refuse = |reason| {
+            Answer::Here(Here::Refuse {
+                rule: Some(rule),
+                reason,
+            })
         };
         let actions = match &rule.actions {
             Ok(actions) => actions,
@@ -233,11 +241,11 @@ impl<'t> Hit<'t> {
                 edits.grant = Some((cors, grant));
                 None
             }
-            Verdict::Preflight(headers) => Some(Answer::Preflight { rule, headers }),
-            Verdict::Refused => Some(Answer::Refuse {
+            Verdict::Preflight(headers) => Some(Answer::Here(Here::Preflight { rule, headers })),
+            Verdict::Refused => Some(Answer::Here(Here::Refuse {
                 rule: Some(rule),
                 reason: Reason::Origin,
-            }),
+            })),
         }
     }
 
@@ -249,16 +257,16 @@ impl<'t> Hit<'t> {
     ) -> Answer<'t> {
         let rule = self.rule;
         match redirect.location(request, self.prefix) {
-            Some(location) => Answer::Redirect {
+            Some(location) => Answer::Here(Here::Redirect {
                 rule,
                 status: redirect.status,
                 location,
                 edits,
-            },
-            None => Answer::Refuse {
+            }),
+            None => Answer::Here(Here::Refuse {
                 rule: Some(rule),
                 reason: Reason::NoHost,
-            },
+            }),
         }
     }
 }

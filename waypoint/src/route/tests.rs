@@ -184,8 +184,8 @@ pub(super) fn outcome(table: &HttpTable, text: &str) -> String {
     let asked = Asked::new(text);
     match table.answer(&asked.request(), NOW, &mut rng()) {
         Answer::Forward(forward) => forward.destination.hostname.to_string(),
-        Answer::Redirect { status, .. } => status.as_str().to_owned(),
-        Answer::Preflight { .. } => "204".to_owned(),
-        Answer::Refuse { reason, .. } => reason.status().as_str().to_owned(),
+        Answer::Here(Here::Redirect { status, .. }) => status.as_str().to_owned(),
+        Answer::Here(Here::Preflight { .. }) => "204".to_owned(),
+        Answer::Here(Here::Refuse { reason, .. }) => reason.status().as_str().to_owned(),
     }
 }

@@ -164,6 +164,15 @@ impl World {
         SocketAddr::new(address, 80)
     }
 
+    /// An endpoint of it that is known by a host name only.
+    pub(crate) fn named(&self, name: &str, host_of_endpoint: &str) {
+        let identity = id("spiffe://cluster.local/ns/shop/sa/app");
+        let mut pod = Workload::new(format!("c//Endpoint/{name}"), "shop", identity);
+        pod.hostname = host_of_endpoint.into();
+        pod.services = [member(&host(name), 80, 80)].into();
+        self.state.update_mesh(|mesh| mesh.upsert_workload(pod));
+    }
+
     /// What the control plane says of a service's port.
     pub(crate) fn serve(&self, name: &str, protocol: wire::Protocol, routes: Vec<wire::HttpRule>) {
         self.tell(name, protocol, routes, (None, Vec::new()));

@@ -241,3 +241,21 @@ async fn clients_come_back_by_a_header_or_by_a_cookie_that_is_made() {
         }
     }
 }
+
+#[tokio::test]
+async fn an_endpoint_whose_name_leads_here_is_avoided() {
+    let mut world = World::new().await;
+    let to = world.service("app", &[]);
+    world.named("app", "127.0.0.2");
+    world.serve("app", Protocol::Http1, vec![]);
+    let refused = world.get(to, "/").await;
+    assert_eq!(refused.status, 503);
+    assert!(refused.body.contains("UF"), "{refused:?}");
+    // Where there is another, it is asked instead.
+    let to = world.service("other", &[application("good").await]);
+    world.named("other", "127.0.0.2");
+    world.serve("other", Protocol::Http1, vec![]);
+    for _ in 0..10 {
+        assert_eq!(world.get(to, "/").await.status, 200);
+    }
+}

@@ -275,7 +275,7 @@ fn shares(table: &HttpTable, request: &str) -> HashMap<String, f64> {
     for _ in 0..TIMES {
         let went = match table.answer(&asked.request(), NOW, &mut rng) {
             Answer::Forward(forward) => forward.destination.hostname.to_string(),
-            Answer::Refuse { reason, .. } => reason.status().as_str().to_owned(),
+            Answer::Here(Here::Refuse { reason, .. }) => reason.status().as_str().to_owned(),
             other => panic!("{other:?}"),
         };
         *shares.entry(went).or_default() += 100.0 / f64::from(TIMES);

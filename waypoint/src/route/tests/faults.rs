@@ -10,7 +10,7 @@ use super::*;
 #[track_caller]
 fn refused(table: &HttpTable, request: &str) -> String {
     match table.answer(&Asked::new(request).request(), NOW, &mut rng()) {
-        Answer::Refuse { reason, rule } => {
+        Answer::Here(Here::Refuse { reason, rule }) => {
             assert_eq!(reason.status(), 500);
             assert!(rule.is_some());
             reason.to_string()

@@ -35,9 +35,9 @@ pub(super) fn backed(matches: &str, kind: Kind) -> HttpTable {
 #[track_caller]
 pub(super) fn redirected(table: &HttpTable, asked: &Asked) -> (u16, String) {
     match table.answer(&asked.request(), NOW, &mut rng()) {
-        Answer::Redirect {
+        Answer::Here(Here::Redirect {
             status, location, ..
-        } => (status.as_u16(), location.to_str().unwrap().into()),
+        }) => (status.as_u16(), location.to_str().unwrap().into()),
         other => panic!("{other:?}"),
     }
 }
@@ -296,10 +296,10 @@ fn check_bad(matches: &str, kind: Kind, expected: &str) {
     for table in [ruled(matches, kind.clone()), backed(matches, kind)] {
         let asked = Asked::new("/a");
         match table.answer(&asked.request(), NOW, &mut rng()) {
-            Answer::Refuse {
+            Answer::Here(Here::Refuse {
                 reason: Reason::InvalidRule(why) | Reason::InvalidBackend(why),
                 ..
-            } => {
+            }) => {
                 assert_eq!(why, expected);
             }
             other => panic!("{other:?}"),
@@ -377,10 +377,10 @@ fn a_redirect_needs_a_host() {
         assert!(
             matches!(
                 answer,
-                Answer::Refuse {
+                Answer::Here(Here::Refuse {
                     reason: Reason::NoHost,
                     ..
-                }
+                })
             ),
             "{authority:?}: {answer:?}"
         );
