@@ -130,6 +130,11 @@ impl Framing {
     }
 
     fn judge(&mut self, head: &[u8], verdict: &mut impl FnMut(Verdict)) {
+        // However it came: the library takes no longer one either.
+        if head.len() > self.longest_head {
+            self.lose();
+            return;
+        }
         let body = judge(head);
         self.state = match body {
             Ok(Body::None | Body::Length(0)) => State::Head,

@@ -155,3 +155,15 @@ proptest! {
         prop_assert_eq!(follow(pieces), follow([&*bytes]));
     }
 }
+
+#[test]
+fn a_head_that_is_too_long_is_none_however_it_comes() {
+    let of = |length: usize| {
+        let shortest = "GET / HTTP/1.1\r\nHost: a\r\nx: \r\n\r\n".len();
+        let filled = "x".repeat(length - shortest);
+        format!("GET / HTTP/1.1\r\nHost: a\r\nx: {filled}\r\n\r\n")
+    };
+    check(&of(LONGEST), &[Ok(())], State::Head);
+    check(&of(LONGEST + 1), &[], State::Lost);
+    check(&format!("{}{GET}", of(LONGEST + 1)), &[], State::Lost);
+}
