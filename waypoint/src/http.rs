@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A connection on which HTTP is spoken: which version, then request after request.
 //!
-//! A drain lets the requests that are under way end and takes no further ones; a policy that no longer allows the
-//! connection cuts it.
+//! A drain lets the requests that are under way end and takes no further ones, but for a last one of each HTTP/1 client; a
+//! policy that no longer allows the connection cuts it.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -15,12 +15,14 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use http::{HeaderValue, StatusCode};
+use http::StatusCode;
+use http::header::{CONNECTION, HeaderValue};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use ops::shutdown::DrainSignal;
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tracing::debug;
 
 use crate::connections::Tracked;
@@ -43,6 +45,9 @@ const MAX_STREAMS: u32 = 256;
 /// Bytes that may be on their way on one stream, and on one connection.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 4 << 20;
+
+/// How long an HTTP/1 client may send one more request once the waypoint drains.
+const LAST_REQUESTS: Duration = Duration::from_secs(2);
 
 /// How long, and how much, is read of a client that was answered for the last time.
 const LINGER: Duration = Duration::from_secs(2);
@@ -113,7 +118,11 @@ pub async fn serve(
         let stopped = conversation.tracked.stop().stopped();
         let read = tokio::select! {
             read = client.read_buf(&mut first) => read,
-            () = conversation.waypoint.draining.requested() => return,
+            () = quiet(&conversation.waypoint.draining) => {
+                // Given up without an end, it would be reset. If it is gone, nobody waits for one.
+                let _ = client.shutdown().await;
+                return linger(client).await;
+            }
             _ = stopped => return,
         };
         if !matches!(read, Ok(1..)) {
@@ -150,11 +159,15 @@ pub async fn serve_as(
             Version::Http2 => Ok(()),
         };
         let heads = Arc::clone(&heads);
+        let draining = asked.waypoint.draining.clone();
         let answering = request::respond(Arc::clone(&asked), asked_for, framed);
         async move {
-            let answer = answering.await?;
+            let mut answer = answering.await?;
             if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
                 heads.end();
+            } else if version == Version::Http1 && draining.is_draining() {
+                let headers = answer.headers_mut();
+                headers.insert(CONNECTION, HeaderValue::from_static("close"));
             }
             Ok::<_, Infallible>(answer)
         }
@@ -172,7 +185,7 @@ pub async fn serve_as(
             tokio::select! {
                 ended = connection.as_mut() => ended,
                 _ = stop.stopped() => return,
-                () = draining.requested() => {
+                () = quiet(&draining) => {
                     connection.as_mut().graceful_shutdown();
                     tokio::select! {
                         ended = connection => ended,
@@ -262,6 +275,14 @@ impl Watch {
             self.framing.read(bytes, |verdict| heads.push(verdict));
         }
     }
+}
+
+/// Comes a while after a drain was asked for. HTTP/1 has no word by which a server ends an idle connection: a request may
+/// be on its way, and its client would take the end for an answer that was lost. Until then each answer says that it is
+/// the last.
+async fn quiet(draining: &DrainSignal) {
+    draining.requested().await;
+    tokio::time::sleep(LAST_REQUESTS).await;
 }
 
 /// A stream whose first bytes were read and are to be read again.

@@ -60,7 +60,7 @@ pub(crate) struct World {
     pool: Pool,
     services: u8,
     /// Its end would be a drain.
-    _shutdown: ops::shutdown::Shutdown,
+    shutdown: ops::shutdown::Shutdown,
 }
 
 impl World {
@@ -117,7 +117,7 @@ impl World {
             process,
             pool: Pool::new(hbone::Config::default(), Arc::new(own)),
             services: 1,
-            _shutdown: shutdown,
+            shutdown,
         };
         world.introduce_the_waypoint();
         world.state.update_settings(Some(Settings::default()));
@@ -255,6 +255,11 @@ impl World {
         let service = route::Service::compile(&message).unwrap();
         let key = NamespacedHostname::new("shop", host(name));
         self.state.update_served(vec![(key, service)], &[]);
+    }
+
+    /// Asks the waypoint to end.
+    pub(crate) fn drain(&self) {
+        self.shutdown.start();
     }
 
     /// A connection of the client's to an address, as its node's proxy would open it.

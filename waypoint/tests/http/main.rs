@@ -5,6 +5,7 @@
 
 mod harness;
 
+mod drain;
 mod framing;
 mod policies;
 mod protocols;
