@@ -7,7 +7,9 @@ pub mod http;
 pub mod load;
 pub mod payload;
 pub mod proxied;
+pub mod requests;
 pub mod server;
+mod web;
 
 use std::io;
 use std::net::SocketAddr;

@@ -12,6 +12,7 @@ use tokio::net::TcpStream;
 
 use crate::lifeline::input_ended;
 use crate::traffic::payload::{Payload, Receipt};
+use crate::traffic::requests::{self, Requests};
 use crate::traffic::{Outcome, Report, http, load};
 
 /// What a client does.
@@ -30,6 +31,8 @@ pub enum Conversation {
         #[arg(long, default_value_t = 1)]
         times: u32,
     },
+    /// Ask as applications do, on connections that are kept: `e2e traffic requests grpc 10.96.0.10:80 --times 10`
+    Requests(Requests),
     /// Find the address that a name leads to, as any application would, and leave it at that
     Lookup {
         #[arg(value_parser = endpoint)]
@@ -131,6 +134,7 @@ pub async fn converse(conversation: &Conversation) -> Report {
             headers,
             times,
         } => get(*target, path, headers, *times).await,
+        Conversation::Requests(plan) => requests::ask(plan).await,
         Conversation::Lookup { target } => Progress::new(*target).end(Ok(())),
         Conversation::Echo { target, volume } => echo(*target, volume).await,
         Conversation::Greet { target } => greet(*target).await,

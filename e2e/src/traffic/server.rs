@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::traffic::{http, payload::Receipt, proxied};
+use crate::traffic::{http, payload::Receipt, proxied, web};
 
 /// A manner of conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,13 +34,16 @@ pub enum Manner {
     Sink,
     /// HTTP/1.1 after a PROXY protocol header: `/` says what that told.
     Proxied,
+    /// HTTP/1.1 and HTTP/2 as applications serve them: see [`web`].
+    Web,
     /// Speaks an id, closes its half at once and reads on; the receipt is had by HTTP.
     FinishFirst,
 }
 
 impl Manner {
-    pub const ALL: [(Self, &'static str, u16); 6] = [
+    pub const ALL: [(Self, &'static str, u16); 7] = [
         (Self::Http, "http", 8080),
+        (Self::Web, "web", 8090),
         (Self::Echo, "echo", 9000),
         (Self::Greet, "greet", 9001),
         (Self::Sink, "sink", 9002),
@@ -48,8 +51,9 @@ impl Manner {
         (Self::Proxied, "proxied", 15088),
     ];
     /// What a pod serves that is told nothing.
-    const USUAL: [Self; 5] = [
+    const USUAL: [Self; 6] = [
         Self::Http,
+        Self::Web,
         Self::Echo,
         Self::Greet,
         Self::Sink,
@@ -181,6 +185,7 @@ fn converse<'a>(
     Box::pin(async move {
         match manner {
             Manner::Http => page(stream, peer, shared).await,
+            Manner::Web => web::serve(stream, &shared.name, &shared.closing).await,
             Manner::Proxied => proxied::page(stream, peer, &shared.name).await,
             Manner::Echo => echo(stream).await,
             Manner::Greet => greet(stream, shared).await,

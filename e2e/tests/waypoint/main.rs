@@ -7,6 +7,7 @@
 mod ground;
 mod http;
 mod policies;
+mod rolling;
 mod routes;
 mod tcp;
 mod who;
