@@ -6,6 +6,9 @@ pub mod data_path;
 pub mod instructions;
 pub mod store;
 
+pub mod waypoint;
+
+mod envoy;
 mod files;
 
 use anyhow::Result;
@@ -27,6 +30,11 @@ pub enum Bench {
     ControlPlane(control_plane::Plan),
     /// A ztunnel of a large mesh: time until it is ready and memory, from a control plane and from a local file
     Store(store::Plan),
+    /// A waypoint beside Envoy in its place: requests by a header route and a policy, and memory
+    #[command(
+        after_help = "Examples:\n  e2e bench waypoint --envoy /path/to/envoy --json\n  e2e bench waypoint --rounds 1 --seconds 1 --connections 16 --crowd 500"
+    )]
+    Waypoint(waypoint::Plan),
 }
 
 impl Bench {
@@ -37,6 +45,7 @@ impl Bench {
             Self::Instructions(plan) => instructions::run(plan, environment),
             Self::ControlPlane(plan) => control_plane::run(plan, environment),
             Self::Store(plan) => store::run(plan, environment),
+            Self::Waypoint(plan) => waypoint::run(plan, environment),
         }
     }
 }

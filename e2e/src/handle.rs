@@ -23,7 +23,7 @@ pub use self::access::Finished;
 pub use self::forward::{Forward, Tunnel};
 pub use self::held::Held;
 pub use self::link::Link;
-pub use self::process::{Process, processor_seconds};
+pub use self::process::{Process, memory, processor_seconds};
 pub use self::sniffing::Sniffing;
 use crate::environment::Environment;
 use crate::lab::Message;

@@ -8,7 +8,7 @@
 //! Rates are compared within a round, so that what else the machine does falls on all alike.
 
 mod envoy;
-mod ground;
+pub(super) mod ground;
 pub mod load;
 pub mod plot;
 pub mod report;
@@ -126,7 +126,7 @@ fn measure(plan: &Plan, environment: &Environment) -> Result<Results> {
             .with_context(|| format!("--ztunnel {}", program.display()))?;
         grounds.push(Ground::start(environment, &name, &programs, &program)?);
     }
-    let envoy = ground::find_envoy(environment).filter(|_| !plan.no_envoy);
+    let envoy = super::envoy::find(environment).filter(|_| !plan.no_envoy);
     if envoy.is_none() {
         eprintln!("without Envoy: $ENVOY names none and none is on the path, or it is not wanted");
     }
@@ -236,7 +236,7 @@ fn remember(runner: &Runner, grounds: &[Ground], connections: usize) -> Result<M
     })
 }
 
-fn machine(programs: &Path) -> Result<Machine> {
+pub(super) fn machine(programs: &Path) -> Result<Machine> {
     let processors = std::fs::read_to_string("/proc/cpuinfo").context("/proc/cpuinfo")?;
     let named = processors
         .lines()

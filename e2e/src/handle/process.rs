@@ -132,13 +132,7 @@ impl Process {
 
     /// Bytes of memory that are its own now.
     pub fn memory(&self) -> Result<u64> {
-        let kibibytes: u64 = status_field(self.pid, "RssAnon")?
-            .split_whitespace()
-            .next()
-            .unwrap_or_default()
-            .parse()
-            .context("RssAnon is no number")?;
-        Ok(kibibytes << 10)
+        memory(self.pid)
     }
 
     /// Allows it descriptors up to this many; `None` allows what its hard limit does. Those it holds stay.
@@ -167,6 +161,17 @@ impl Process {
             number => Ok(Some(number.parse().context("the limit of open files")?)),
         }
     }
+}
+
+/// Bytes of memory that are a process's own now.
+pub fn memory(pid: u32) -> Result<u64> {
+    let kibibytes: u64 = status_field(pid, "RssAnon")?
+        .split_whitespace()
+        .next()
+        .unwrap_or_default()
+        .parse()
+        .context("RssAnon is no number")?;
+    Ok(kibibytes << 10)
 }
 
 /// Seconds of processor time that a process has taken so far.

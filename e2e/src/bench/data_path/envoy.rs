@@ -5,11 +5,11 @@
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
-use std::process::{Child, Stdio};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::Result;
 
 use super::load::{BULK, ECHO, HTTP};
+use crate::bench::envoy::{self, secrets};
 use crate::handle::Lab;
 
 /// Loopback ports that lead to the server's own ports on the other node, and on this one.
@@ -17,54 +17,23 @@ const FAR: u16 = 8_000;
 const NEAR: u16 = 9_000;
 
 pub(super) struct Envoy {
-    processes: Vec<Running>,
-}
-
-struct Running {
-    process: Child,
-    /// By which the program is known among all processes of the machine.
-    configuration: String,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _already_gone = self.process.kill();
-        let _reaped = self.process.wait();
-    }
+    processes: Vec<envoy::Envoy>,
 }
 
 impl Envoy {
     pub(super) fn start(lab: &Lab, program: &Path) -> Result<Self> {
-        ensure!(
-            program.is_file(),
-            "there is no Envoy at {}",
-            program.display()
-        );
         let mut processes = Vec::new();
-        for (id, pod) in ["client", "far", "near"].iter().enumerate() {
-            let place = format!("envoy/{pod}");
-            let folder = lab.state().root().join(format!("envoy-{pod}"));
-            std::fs::create_dir_all(&folder)?;
-            let files = folder.to_str().context("a path that is text")?;
-            certify(lab, pod, files)?;
-            let forwards = match *pod {
+        for (pod, id) in [("client", 20), ("far", 21), ("near", 22)] {
+            let forwards = match pod {
                 "client" => vec![
                     (FAR, lab.v4("envoy/far", 0)?.ip()),
                     (NEAR, lab.v4("envoy/near", 0)?.ip()),
                 ],
                 _ => vec![],
             };
-            let configuration = folder.join("envoy.yaml");
-            std::fs::write(&configuration, text(files, &forwards))?;
-            let mut command = lab.command(&["exec", &place, "--"]);
-            command.arg(program).arg("-c").arg(&configuration);
-            command.args(["--base-id", &(20 + id).to_string()]);
-            command.args(["--concurrency", "2", "-l", "warning"]);
-            let process = command.stdin(Stdio::null()).spawn().context("Envoy")?;
-            processes.push(Running {
-                process,
-                configuration: configuration.display().to_string(),
-            });
+            let place = format!("envoy/{pod}");
+            let told = |files: &str| text(files, &forwards);
+            processes.push(envoy::Envoy::start(lab, &place, (program, id), told)?);
         }
         Ok(Self { processes })
     }
@@ -75,49 +44,14 @@ impl Envoy {
     }
 
     pub(super) fn processor_seconds(&self) -> Result<f64> {
-        let mut total = 0.0;
-        for entry in std::fs::read_dir("/proc").context("cannot list processes")? {
-            let name = entry?.file_name();
-            let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
-                continue;
-            };
-            let said = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let mut words = said.split('\0');
-            let is_envoy = words.next().is_some_and(|program| !program.contains("e2e"));
-            let mut ours = self.processes.iter();
-            if is_envoy && ours.any(|one| said.split('\0').any(|word| word == one.configuration)) {
-                total += crate::handle::processor_seconds(pid)?;
-            }
-        }
-        Ok(total)
+        let each = self.processes.iter();
+        each.map(|one| crate::handle::processor_seconds(one.pid()?))
+            .sum()
     }
-}
-
-fn certify(lab: &Lab, pod: &str, files: &str) -> Result<()> {
-    let name = format!("envoy/{pod}");
-    let mut arguments = ["native", "certify", "--directory", files]
-        .map(str::to_owned)
-        .to_vec();
-    arguments.extend(lab.membership(&name, &name)?);
-    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let status = lab.tool(&name, &arguments).status()?;
-    ensure!(status.success(), "no certificate for {name}");
-    Ok(())
 }
 
 /// Takes tunnels on 15008; each of these loopback ports leads by tunnel to a port of a server.
 fn text(files: &str, forwards: &[(u16, IpAddr)]) -> String {
-    let secrets = |indent: usize| {
-        let text = format!(
-            r#"alpn_protocols: [h2]
-tls_params: {{tls_minimum_protocol_version: TLSv1_3, tls_maximum_protocol_version: TLSv1_3}}
-tls_certificates: [{{certificate_chain: {{filename: "{files}/certificate.pem"}}, private_key: {{filename: "{files}/key.pem"}}}}]
-validation_context:
-  trusted_ca: {{filename: "{files}/roots.pem"}}
-  match_typed_subject_alt_names: [{{san_type: URI, matcher: {{prefix: "spiffe://cluster.local/ns/"}}}}]"#
-        );
-        text.replace('\n', &format!("\n{}", " ".repeat(indent)))
-    };
     let mut listeners = String::new();
     let mut clusters = String::new();
     for (base, server) in forwards {
@@ -156,7 +90,7 @@ validation_context:
         common_tls_context:
           {}
 "#,
-            secrets(10)
+            secrets(files, 10)
         );
     }
     format!(
@@ -198,6 +132,6 @@ static_resources:
     lb_policy: CLUSTER_PROVIDED
     original_dst_lb_config: {{use_http_header: true, http_header_name: ":authority"}}
 {clusters}"#,
-        secrets(12)
+        secrets(files, 12)
     )
 }

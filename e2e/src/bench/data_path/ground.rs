@@ -10,7 +10,7 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::Duration;
 
@@ -49,14 +49,14 @@ pub(super) struct Runner {
 }
 
 /// A program in the lab that ends with this value.
-pub(super) struct Running {
-    pub(super) process: Child,
+pub(in crate::bench) struct Running {
+    pub(in crate::bench) process: Child,
     lifeline: Option<ChildStdin>,
 }
 
 impl Running {
     /// Starts it and waits for its first line, which is returned.
-    pub(super) fn start(mut command: Command) -> Result<(Self, String)> {
+    pub(in crate::bench) fn start(mut command: Command) -> Result<(Self, String)> {
         let mut process = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -331,7 +331,7 @@ impl Runner {
 }
 
 /// As users run it: access log at its usual level, no word about each decision.
-fn mesh() -> Result<String> {
+pub(in crate::bench) fn mesh() -> Result<String> {
     let verbose = "    - {name: AUTHZ_POLICY_INFO_LOGGING, value: \"true\"}\n";
     ensure!(
         MESH.contains(verbose),
@@ -381,13 +381,4 @@ spec:
 pub(super) fn name_of(program: &Path) -> String {
     let name = program.file_name().and_then(|name| name.to_str());
     name.unwrap_or("other").to_owned()
-}
-
-/// Envoy, where it is named or found on the path.
-pub(super) fn find_envoy(environment: &Environment) -> Option<PathBuf> {
-    environment.envoy().or_else(|| {
-        std::env::split_paths(environment.path())
-            .map(|folder| folder.join("envoy"))
-            .find(|program| program.is_file())
-    })
 }

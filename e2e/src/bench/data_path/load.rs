@@ -5,6 +5,8 @@
 //! A request of fixed length has an answer of fixed length, so that neither end spends its time on parsing: what is to
 //! be measured lies between them.
 
+mod requests;
+
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -19,16 +21,19 @@ use tokio::time::timeout;
 
 use crate::lifeline::input_ended;
 
-/// Where the server takes bulk, HTTP, and single bytes.
+/// Where the server takes bulk, HTTP, single bytes, and HTTP that proxies have read.
 pub const BULK: u16 = 7501;
 pub const HTTP: u16 = 7502;
 pub const ECHO: u16 = 7503;
+pub const REQUESTS: u16 = 7504;
 
 const UP: u8 = b'u';
 const DOWN: u8 = b'd';
 /// As much as an application that moves files reads and writes at once.
 const CHUNK: usize = 256 << 10;
 const REQUEST: &[u8] = b"GET /sixty-four HTTP/1.1\r\nHost: bench.example\r\nAccept: */*\r\n\r\n";
+/// Connections that may fail while many are opened.
+const MOST_ERRORS: u64 = 1000;
 /// How long anything may take that should take a moment.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -56,6 +61,10 @@ pub enum Kind {
     Ping,
     /// Hold connections that have carried one byte, until the input ends
     Idle,
+    /// As `http`, through proxies that read requests
+    Requests,
+    /// As `idle`, with a request
+    IdleRequests,
 }
 
 impl Kind {
@@ -64,6 +73,7 @@ impl Kind {
             Self::BulkUp | Self::BulkDown => BULK,
             Self::Http => HTTP,
             Self::Connect | Self::Ping | Self::Idle => ECHO,
+            Self::Requests | Self::IdleRequests => REQUESTS,
         }
     }
 }
@@ -104,7 +114,7 @@ fn tune() -> Result<()> {
 pub async fn serve() -> Result<()> {
     tune()?;
     let response: Rc<[u8]> = response().into();
-    for port in [BULK, HTTP, ECHO] {
+    for port in [BULK, HTTP, ECHO, REQUESTS] {
         let listener = TcpListener::bind(("::", port))
             .await
             .with_context(|| format!("port {port}"))?;
@@ -123,6 +133,7 @@ pub async fn serve() -> Result<()> {
                     let _ = match port {
                         BULK => bulk(socket).await,
                         HTTP => answer(socket, &response).await,
+                        REQUESTS => requests::answer(socket, &response).await,
                         _ => echo(socket).await,
                     };
                 });
@@ -183,7 +194,7 @@ async fn echo(mut socket: TcpStream) -> std::io::Result<()> {
 pub async fn run(load: &Load) -> Result<()> {
     tune()?;
     ensure!(load.connections > 0, "there is nothing to do");
-    if load.kind == Kind::Idle {
+    if matches!(load.kind, Kind::Idle | Kind::IdleRequests) {
         return idle(load).await;
     }
     say(&work(load).await?)
@@ -295,6 +306,21 @@ async fn one(load: &Load, socket: Option<TcpStream>, until: Instant) -> Result<P
                 part.took(began);
             }
         }
+        (Kind::Requests, Some(mut socket)) => {
+            let mut had = Vec::new();
+            while Instant::now() < until {
+                let began = Instant::now();
+                match timeout(PATIENCE, requests::ask(&mut socket, &mut had)).await? {
+                    Ok(()) => part.took(began),
+                    // What failed is told, and what else is measured goes on.
+                    Err(_) => {
+                        part.errors += 1;
+                        had.clear();
+                        socket = connect(load.target).await?;
+                    }
+                }
+            }
+        }
         (Kind::Ping, Some(mut socket)) => {
             while Instant::now() < until {
                 let began = Instant::now();
@@ -327,24 +353,41 @@ async fn visit(target: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Opens connections, says so, and holds them until the input ends.
+/// Opens connections, says so, and holds them until the input ends. What fails is opened again, and counted: proxies may
+/// still be busy with the end of an earlier crowd.
 async fn idle(load: &Load) -> Result<()> {
     let began = Instant::now();
     let mut held = Vec::with_capacity(load.connections);
-    for _ in 0..load.connections {
-        let mut socket = connect(load.target).await?;
-        timeout(PATIENCE, ping(&mut socket)).await??;
-        held.push(socket);
+    let mut errors = 0;
+    while held.len() < load.connections {
+        match timeout(PATIENCE, open(load)).await? {
+            Ok(socket) => held.push(socket),
+            Err(error) => {
+                errors += 1;
+                ensure!(errors < MOST_ERRORS, "{errors} of them failed: {error:#}");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
     }
     say(&Done {
         units: held.len() as u64,
         seconds: began.elapsed().as_secs_f64(),
         p50_us: None,
         p99_us: None,
-        errors: 0,
+        errors,
     })?;
     input_ended().await;
     Ok(())
+}
+
+/// A connection that has been of use once.
+async fn open(load: &Load) -> Result<TcpStream> {
+    let mut socket = connect(load.target).await?;
+    match load.kind {
+        Kind::IdleRequests => requests::ask(&mut socket, &mut Vec::new()).await?,
+        _ => ping(&mut socket).await?,
+    }
+    Ok(socket)
 }
 
 #[cfg(test)]
@@ -363,6 +406,7 @@ mod tests {
                     let _ = match kind {
                         Kind::BulkUp | Kind::BulkDown => bulk(socket).await,
                         Kind::Http => answer(socket, &response).await,
+                        Kind::Requests => requests::answer(socket, &response).await,
                         _ => echo(socket).await,
                     };
                 });
@@ -386,6 +430,7 @@ mod tests {
                 Kind::Http,
                 Kind::Connect,
                 Kind::Ping,
+                Kind::Requests,
             ] {
                 let done = served(kind, 3).await;
                 assert!(done.units > 0 && done.errors == 0, "{kind:?}: {done:?}");

@@ -109,7 +109,7 @@ impl Results {
 }
 
 /// Of an even number the lower of the two in the middle: it was measured.
-fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+pub(in crate::bench) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len().checked_sub(1)? / 2).copied()

@@ -92,8 +92,8 @@ impl Work {
     pub fn unit(&self) -> &'static str {
         match self.kind {
             Kind::BulkUp | Kind::BulkDown => "Gbit/s",
-            Kind::Http => "requests/s",
-            Kind::Connect | Kind::Idle => "connections/s",
+            Kind::Http | Kind::Requests => "requests/s",
+            Kind::Connect | Kind::Idle | Kind::IdleRequests => "connections/s",
             Kind::Ping => "trips/s",
         }
     }

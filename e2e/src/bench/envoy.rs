@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+//! An Envoy in a pod that is its own proxy: with a certificate of the mesh's authority, told statically what to do.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::environment::Environment;
+use crate::handle::Access;
+
+/// It ends with this value.
+pub(super) struct Envoy {
+    process: Child,
+    /// By which the program is known among all processes of the machine.
+    configuration: String,
+}
+
+impl Drop for Envoy {
+    fn drop(&mut self) {
+        let _already_gone = self.process.kill();
+        let _reaped = self.process.wait();
+    }
+}
+
+impl Envoy {
+    /// Starts it in `place`, a pod of an account of the same name. `text` makes its configuration, told the folder that
+    /// holds its certificate; `id` tells it from the others of the machine.
+    pub(super) fn start(
+        lab: &Access,
+        place: &str,
+        (program, id): (&Path, u32),
+        text: impl FnOnce(&str) -> String,
+    ) -> Result<Self> {
+        ensure!(
+            program.is_file(),
+            "there is no Envoy at {}",
+            program.display()
+        );
+        let folder = lab.state().root().join(format!("envoy-{id}"));
+        std::fs::create_dir_all(&folder)?;
+        let files = folder.to_str().context("a path that is text")?;
+        certify(lab, place, files)?;
+        let configuration = folder.join("envoy.yaml");
+        std::fs::write(&configuration, text(files))?;
+        let mut command = lab.command(&["exec", place, "--"]);
+        // As many descriptors as it may have: unlike ours, it does not ask for them itself.
+        command.args(["sh", "-c", "ulimit -n $(ulimit -Hn); exec \"$@\"", "envoy"]);
+        command.arg(program).arg("-c").arg(&configuration);
+        command.args(["--base-id", &id.to_string()]);
+        command.args(["--concurrency", "2", "-l", "warning"]);
+        let process = command.stdin(Stdio::null()).spawn().context("Envoy")?;
+        Ok(Self {
+            process,
+            configuration: configuration.display().to_string(),
+        })
+    }
+
+    /// Its process id, outside of the lab.
+    pub(super) fn pid(&self) -> Result<u32> {
+        for entry in std::fs::read_dir("/proc").context("cannot list processes")? {
+            let name = entry?.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            let said = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let mut words = said.split('\0');
+            let is_envoy = words.next().is_some_and(|program| !program.contains("e2e"));
+            if is_envoy && words.any(|word| word == self.configuration) {
+                return Ok(pid);
+            }
+        }
+        anyhow::bail!("Envoy does not run")
+    }
+}
+
+/// Where it is, by a flag, $ENVOY or the path.
+pub(super) fn find(environment: &Environment) -> Option<PathBuf> {
+    environment.envoy().or_else(|| {
+        std::env::split_paths(environment.path())
+            .map(|folder| folder.join("envoy"))
+            .find(|program| program.is_file())
+    })
+}
+
+/// Who may talk to whom by tunnel: TLS 1.3 both ways with certificates of the mesh, as lines of a TLS context.
+pub(super) fn secrets(files: &str, indent: usize) -> String {
+    let text = format!(
+        r#"alpn_protocols: [h2]
+tls_params: {{tls_minimum_protocol_version: TLSv1_3, tls_maximum_protocol_version: TLSv1_3}}
+tls_certificates: [{{certificate_chain: {{filename: "{files}/certificate.pem"}}, private_key: {{filename: "{files}/key.pem"}}}}]
+validation_context:
+  trusted_ca: {{filename: "{files}/roots.pem"}}
+  match_typed_subject_alt_names: [{{san_type: URI, matcher: {{prefix: "spiffe://cluster.local/ns/"}}}}]"#
+    );
+    text.replace('\n', &format!("\n{}", " ".repeat(indent)))
+}
+
+fn certify(lab: &Access, place: &str, files: &str) -> Result<()> {
+    let mut arguments = ["native", "certify", "--directory", files]
+        .map(str::to_owned)
+        .to_vec();
+    arguments.extend(lab.membership(place, place)?);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let status = lab.tool(place, &arguments).status()?;
+    ensure!(status.success(), "no certificate for {place}");
+    Ok(())
+}
