@@ -10,6 +10,7 @@ pub mod gateway;
 pub mod mesh_config;
 pub mod namespace;
 pub mod network_gateway;
+pub mod plugin;
 pub mod pod;
 pub mod policy;
 pub mod service;

@@ -61,6 +61,10 @@ enum Subject {
     Waypoint(NamespacedName),
     /// What the author of a route is told; what it does is its services'.
     Route(RouteId),
+    /// The same of a DestinationRule.
+    Rule(NamespacedName),
+    /// And of a WasmPlugin.
+    Plugin(NamespacedName),
     PeerAuthentication(NamespacedName),
     /// The policy that denies all plaintext: there is one, once anyone asks for it.
     StaticStrict,
@@ -380,6 +384,8 @@ impl Subject {
             Self::WorkloadEntry(name) => (Kind::WorkloadEntry, name),
             Self::Policy(name) => (Kind::AuthorizationPolicy, name),
             Self::Route(id) => (id.kind, &id.name),
+            Self::Rule(name) => (Kind::DestinationRule, name),
+            Self::Plugin(name) => (Kind::WasmPlugin, name),
             Self::Pod(_)
             | Self::Slice(_)
             | Self::Network(_)

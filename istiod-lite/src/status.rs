@@ -249,6 +249,16 @@ pub fn ztunnel_accepted(acceptance: &Acceptance) -> Option<Condition> {
     })
 }
 
+/// How far waypoints do what an object says.
+pub fn waypoint_accepted(verdict: Verdict, reason: &'static str, message: String) -> Condition {
+    Condition {
+        kind: policies::WAYPOINT_ACCEPTED,
+        verdict,
+        reason,
+        message,
+    }
+}
+
 /// What is to be done about one object.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Task {

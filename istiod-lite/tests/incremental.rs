@@ -285,6 +285,59 @@ fn policy() -> impl Strategy<Value = Object> {
         })
 }
 
+fn virtual_service() -> impl Strategy<Value = Object> {
+    let subset = one_of(&["", "one", "two"]);
+    let clients = one_of(&["", "x"]);
+    (
+        namespace(),
+        name(),
+        one_of(&["a", "b"]),
+        host(),
+        subset,
+        clients,
+    )
+        .prop_map(|(namespace, name, own, to, subset, clients)| {
+            object::<kinds::VirtualService>(json!({
+                "metadata": {"name": name, "namespace": namespace},
+                "spec": {
+                    "hosts": [own, "a.example.com"],
+                    "http": [{"match": [{"uri": {"prefix": "/a"}, "sourceNamespace": clients}],
+                              "route": [{"destination": {"host": to, "subset": subset}}]}],
+                    "tcp": [{"route": [{"destination": {"host": own, "subset": subset}}]}],
+                },
+            }))
+        })
+}
+
+fn rule() -> impl Strategy<Value = Object> {
+    let tls = one_of(&["DISABLE", "SIMPLE"]);
+    (namespace(), name(), host(), labels(), tls).prop_map(|(namespace, name, host, labels, tls)| {
+        object::<kinds::DestinationRule>(json!({
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"host": host, "subsets": [{"name": "one", "labels": labels}],
+                     "trafficPolicy": {"loadBalancer": {"simple": "RANDOM"}, "tls": {"mode": tls}}},
+        }))
+    })
+}
+
+fn plugin() -> impl Strategy<Value = Object> {
+    let target = one_of(&["Gateway", "GatewayClass", "Service", "ServiceEntry"]);
+    let fails = one_of(&["FAIL_CLOSE", "FAIL_OPEN"]);
+    (namespace(), name(), target, name(), fails).prop_map(|(namespace, name, kind, to, fails)| {
+        let group = match kind {
+            "Service" => "",
+            "ServiceEntry" => "networking.istio.io",
+            _ => "gateway.networking.k8s.io",
+        };
+        let to = if kind == "GatewayClass" { "k1" } else { to };
+        object::<kinds::WasmPlugin>(json!({
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"targetRefs": [{"group": group, "kind": kind, "name": to}],
+                     "type": "NETWORK", "failStrategy": fails},
+        }))
+    })
+}
+
 fn peer() -> impl Strategy<Value = Object> {
     let mode = || one_of(&["UNSET", "STRICT", "PERMISSIVE", "DISABLE"]);
     (namespace(), name(), labels(), mode(), mode(), 0..3_i64).prop_map(
@@ -451,6 +504,9 @@ fn deletion() -> impl Strategy<Value = Event> {
         Kind::GRPCRoute,
         Kind::TLSRoute,
         Kind::TCPRoute,
+        Kind::VirtualService,
+        Kind::DestinationRule,
+        Kind::WasmPlugin,
     ];
     let config = Just(ObjectKey::namespaced(Kind::ConfigMap, "root", "istio"));
     let namespaced = (prop::sample::select(kinds), namespace(), name())
@@ -468,7 +524,7 @@ fn deletion() -> impl Strategy<Value = Event> {
 fn event() -> impl Strategy<Value = Event> {
     let applied = prop_oneof![
         4 => pod(), 3 => service(), 2 => slice(), 2 => cluster_wide(), 2 => gateway(), 2 => policy(), 2 => peer(),
-        3 => entry(), 2 => workload_entry(), 1 => mesh_config(), 4 => route(),
+        3 => entry(), 2 => workload_entry(), 1 => mesh_config(), 4 => route(), 3 => prop_oneof![virtual_service(), rule(), plugin()],
     ];
     prop_oneof![3 => applied.prop_map(Event::Applied), 1 => deletion()]
 }
@@ -572,4 +628,80 @@ fn one_routes_change_is_told_of_its_services_alone_and_so_is_that_of_what_it_lea
         told(&mut index, [service("c", 81)]),
         [address, of("b"), of("c")]
     );
+}
+
+#[test]
+fn a_change_of_a_rule_tells_of_the_services_that_it_is_for_and_of_no_other() {
+    let meta = |name: &str| json!({"name": name, "namespace": "x"});
+    let service = |name: &str| {
+        object::<kinds::Service>(json!({
+            "metadata": {"name": name, "namespace": "x", "labels": {"istio.io/use-waypoint": "gate"}},
+            "spec": {"clusterIP": format!("10.0.0.{}", name.len()), "selector": {"app": name},
+                     "ports": [{"port": 80, "name": "http"}]},
+        }))
+    };
+    let gate = object::<kinds::Gateway>(json!({
+        "metadata": meta("gate"), "spec": {"gatewayClassName": "istio-waypoint"},
+        "status": {"addresses": [{"type": "IPAddress", "value": "10.0.0.99"}]},
+    }));
+    let route = |name: &str| {
+        object::<kinds::HTTPRoute>(json!({
+            "metadata": meta("route"),
+            "spec": {"parentRefs": [{"group": "", "kind": "Service", "name": "a"}],
+                     "rules": [{"name": name, "backendRefs": [{"name": "bb", "port": 80}]}]},
+        }))
+    };
+    let virtual_service = |timeout: &str| {
+        object::<kinds::VirtualService>(json!({
+            "metadata": meta("virtual"),
+            "spec": {"hosts": ["ccc"], "http": [{"timeout": timeout,
+                     "route": [{"destination": {"host": "bb", "subset": "v1"}}]}]},
+        }))
+    };
+    let rule = |simple: &str| {
+        object::<kinds::DestinationRule>(json!({
+            "metadata": meta("rule"),
+            "spec": {"host": "bb", "trafficPolicy": {"loadBalancer": {"simple": simple}},
+                     "subsets": [{"name": "v1", "labels": {"version": "v1"}}]},
+        }))
+    };
+    let plugin = |fails: &str| {
+        object::<kinds::WasmPlugin>(json!({
+            "metadata": meta("plugin"),
+            "spec": {"targetRefs": [{"group": "", "kind": "Service", "name": "a"}], "failStrategy": fails},
+        }))
+    };
+    let pod = |version: &str| {
+        object::<kinds::Pod>(json!({
+            "metadata": {"name": "pod", "namespace": "x", "uid": "u", "labels": {"app": "bb", "version": version}},
+            "spec": {"containers": []}, "status": {"phase": "Running", "podIP": "10.1.0.1"},
+        }))
+    };
+    let [a, bb, ccc] = ["a", "bb", "ccc"].map(|name| format!("x/{name}.x.svc.cluster.local"));
+    let mut index = Index::new(mesh());
+    let mut apply = |objects: Vec<Object>| {
+        let told = told(&mut index, objects).into_iter();
+        let of_waypoints = told.filter_map(|place| {
+            let service = place.strip_prefix("waypoint_service ")?;
+            Some(service.to_owned())
+        });
+        of_waypoints.collect::<Vec<_>>()
+    };
+    let services = ["a", "bb", "ccc", "dddd"].map(service);
+    assert_eq!(apply([gate].into_iter().chain(services).collect()).len(), 4);
+    assert_eq!(apply(vec![route("one")]), [a.as_str()]);
+    assert_eq!(apply(vec![route("two")]), [a.as_str()]);
+    assert_eq!(apply(vec![route("two")]), [""; 0]);
+    assert_eq!(apply(vec![virtual_service("1s")]), [ccc.as_str()]);
+    assert_eq!(apply(vec![virtual_service("2s")]), [ccc.as_str()]);
+    // What leads there has to know how it is spoken to.
+    let all = [a.as_str(), &bb, &ccc];
+    assert_eq!(apply(vec![rule("RANDOM")]), all);
+    assert_eq!(apply(vec![rule("ROUND_ROBIN")]), all);
+    assert_eq!(apply(vec![plugin("FAIL_OPEN")]), [""; 0]);
+    assert_eq!(apply(vec![plugin("FAIL_CLOSE")]), [a.as_str()]);
+    assert_eq!(apply(vec![plugin("FAIL_OPEN")]), [a.as_str()]);
+    // Who is of a subset concerns only what leads to it.
+    assert_eq!(apply(vec![pod("v2")]), [""; 0]);
+    assert_eq!(apply(vec![pod("v1")]), [ccc.as_str()]);
 }

@@ -544,6 +544,25 @@ fn ads_state_of_the_world_messages() {
 }
 
 #[test]
+fn waypoint_rules_in_order() {
+    let table = waypoint::RouteTable {
+        in_order: true,
+        ..Default::default()
+    };
+    check(table, "28 01");
+    let path = waypoint::PathMatch {
+        kind: Some(waypoint::path_match::Kind::Start(text("/a"))),
+    };
+    check(path, "22 02 2f 61");
+    let header = waypoint::ValueMatch {
+        name: text("a"),
+        value: None,
+        inverted: true,
+    };
+    check(header, "0a 01 61 20 01");
+}
+
+#[test]
 fn waypoint_traffic_policies() {
     use waypoint::hash_key::From;
     use waypoint::load_balancer::Choice;
@@ -582,6 +601,10 @@ fn waypoint_traffic_policies() {
             percent: 1,
             least: 2,
         }),
+        members: Some(waypoint::Members {
+            name: text("m"),
+            workloads: vec![text("w")],
+        }),
     };
     let destination = waypoint::Destination {
         port: 80,
@@ -590,11 +613,11 @@ fn waypoint_traffic_policies() {
     };
     check(
         destination,
-        "18 50 | 2a 40 \
+        "18 50 | 2a 48 \
          0a 16 12 0c 12 0a 0a 01 63 12 01 70 1a 02 08 01 1a 06 0a 02 08 01 10 05 | \
          12 0c 08 01 10 02 1a 02 08 03 20 04 28 05 | \
          1a 12 08 01 10 02 18 03 20 04 28 05 32 02 08 06 3a 02 08 07 | \
-         22 04 08 01 10 02",
+         22 04 08 01 10 02 | 2a 06 0a 01 6d 12 01 77",
     );
     let balancer = |choice| waypoint::LoadBalancer {
         choice: Some(choice),

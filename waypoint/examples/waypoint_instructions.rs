@@ -66,6 +66,7 @@ fn service(routes: usize) -> Service {
     let canary = || ValueMatch {
         name: "x-canary".into(),
         value: Some(Value::Exact("yes".into())),
+        inverted: false,
     };
     let route = |at: usize| HttpRoute {
         kind: "HTTPRoute".into(),

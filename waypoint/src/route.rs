@@ -326,6 +326,7 @@ impl Table {
         match (&*table.http, &*table.tls, &*table.tcp) {
             ([], [], [first, ..]) => Some(Self::Tcp(TcpTable::compile(first))),
             ([], tls @ [_, ..], []) => Some(Self::Tls(TlsTable::compile(tls))),
+            (http, [], []) if table.in_order => Some(Self::Http(HttpTable::in_order(http))),
             (http, [], []) => Some(Self::Http(HttpTable::compile(http))),
             _ => None,
         }

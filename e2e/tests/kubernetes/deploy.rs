@@ -170,6 +170,14 @@ async fn the_control_plane_does_all_of_its_work_with_the_rights_of_its_account()
             "rules": [{"backendRefs": [{"name": "web", "port": 80}]}],
         },
     });
+    let traffic = e2e::manifests::documents(SAMPLES)?;
+    let traffic: Vec<Value> = traffic
+        .into_iter()
+        .filter(|sample| {
+            let followed = ["VirtualService", "DestinationRule", "WasmPlugin"];
+            followed.iter().any(|kind| sample["kind"] == *kind)
+        })
+        .collect();
     let mut gateway = waypoints::gateway("waypoint");
     let more = json!({"group": "", "kind": "ConfigMap", "name": "more"});
     gateway["spec"]["infrastructure"] = json!({"parametersRef": more});
@@ -188,7 +196,7 @@ async fn the_control_plane_does_all_of_its_work_with_the_rights_of_its_account()
         entry.clone(),
         route.clone(),
     ];
-    for object in shop.iter().chain([&ztunnel(), &istiod]) {
+    for object in shop.iter().chain(&traffic).chain([&ztunnel(), &istiod]) {
         cluster.put(object).await?;
     }
     let kubeconfig = cluster.kubeconfig_of(&istiod).await?;
@@ -225,6 +233,12 @@ async fn the_control_plane_does_all_of_its_work_with_the_rights_of_its_account()
         status["parents"][0]["controllerName"] == "istio.io/mesh-controller"
     })
     .await?;
+    for object in &traffic {
+        says(&ground, object, |status| {
+            status["conditions"][0]["type"] == "WaypointAccepted"
+        })
+        .await?;
+    }
     let made = waypoints::of("waypoint", "Deployment");
     eventually(&ground, &made, |made| made["spec"]["replicas"] == 2).await?;
     says(&ground, &gateway, |status| {

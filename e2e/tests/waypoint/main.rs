@@ -9,5 +9,6 @@ mod http;
 mod policies;
 mod rolling;
 mod routes;
+mod rules;
 mod tcp;
 mod who;

@@ -42,7 +42,7 @@ spec:
 ---
 apiVersion: v1
 kind: Pod
-metadata: {name: old, namespace: guarded, labels: {app: old}}
+metadata: {name: old, namespace: guarded, labels: {app: old, shelf: books}}
 spec:
   nodeName: node-b
   serviceAccountName: server
@@ -56,7 +56,7 @@ spec:
 ---
 apiVersion: v1
 kind: Pod
-metadata: {name: new, namespace: guarded, labels: {app: new}}
+metadata: {name: new, namespace: guarded, labels: {app: new, shelf: books}}
 spec:
   nodeName: node-b
   serviceAccountName: server
@@ -93,7 +93,7 @@ spec:
 const FRONT: &str = "10.96.0.71:80";
 
 /// The route is applied, and the waypoint goes by it.
-fn routed() {
+pub(crate) fn routed() {
     static APPLIED: OnceLock<()> = OnceLock::new();
     let lab = lab();
     APPLIED.get_or_init(|| {
@@ -111,7 +111,11 @@ fn routed() {
 }
 
 fn ask(path: &str, header: Option<&str>) -> anyhow::Result<Report> {
-    let mut arguments = vec!["get", FRONT, path];
+    ask_of(FRONT, path, header)
+}
+
+pub(crate) fn ask_of(to: &str, path: &str, header: Option<&str>) -> anyhow::Result<Report> {
+    let mut arguments = vec!["get", to, path];
     if let Some(header) = header {
         arguments.extend(["--header", header]);
     }
@@ -119,7 +123,7 @@ fn ask(path: &str, header: Option<&str>) -> anyhow::Result<Report> {
 }
 
 /// Which pod answered.
-fn pod(report: &Report) -> String {
+pub(crate) fn pod(report: &Report) -> String {
     let answer = report.answer.as_deref().unwrap_or_default();
     let page: serde_json::Value = serde_json::from_str(answer).unwrap_or_default();
     page["pod"].as_str().unwrap_or_default().to_owned()

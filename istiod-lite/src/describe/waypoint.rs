@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a waypoint is told of a service, as people read it.
 
+mod traffic;
+
 use proto::waypoint as wire;
 use serde_json::Value;
 
@@ -20,6 +22,10 @@ fn port(port: &wire::Port) -> Value {
     out.add("number", port.number);
     out.named("protocol", port.protocol().as_str_name(), "DETECT");
     out.add("tables", port.tables.iter().map(table).collect::<Vec<_>>());
+    out.add(
+        "policy",
+        port.traffic_policy.as_deref().map(traffic::policy),
+    );
     out.into()
 }
 
@@ -30,6 +36,7 @@ fn table(table: &wire::RouteTable) -> Value {
         namespace => namespace,
     };
     out.add("clientsOf", clients);
+    out.add("inOrder", table.in_order);
     out.add(
         "http",
         table.http.iter().map(http_route).collect::<Vec<_>>(),
@@ -108,6 +115,7 @@ fn matching(one: &wire::HttpMatch) -> String {
         Some(Kind::Exact(path)) => parts.push(format!("={path}")),
         Some(Kind::Prefix(path)) => parts.push(format!("{path}…")),
         Some(Kind::Regex(path)) => parts.push(format!("~{path}")),
+        Some(Kind::Start(path)) => parts.push(format!("{path}*")),
         None => {}
     }
     if let Some(grpc) = &one.grpc {
@@ -126,9 +134,10 @@ fn matching(one: &wire::HttpMatch) -> String {
 
 fn value_match(one: &wire::ValueMatch) -> String {
     use wire::value_match::Value;
+    let not = if one.inverted { "!" } else { "" };
     match &one.value {
-        Some(Value::Exact(value)) => format!("{}={value}", one.name),
-        Some(Value::Regex(value)) => format!("{}~{value}", one.name),
+        Some(Value::Exact(value)) => format!("{}{not}={value}", one.name),
+        Some(Value::Regex(value)) => format!("{}{not}~{value}", one.name),
         None => one.name.clone(),
     }
 }
@@ -259,7 +268,12 @@ fn connections(backend: &wire::TcpBackend) -> String {
 
 fn destination(to: &wire::Destination) -> String {
     let speaks = to.protocol().as_str_name();
-    format!("{}/{}:{} {speaks}", to.namespace, to.hostname, to.port)
+    let policy = to.traffic_policy.as_deref().map(traffic::policy);
+    let policy = policy.map_or_else(String::new, |policy| format!(" ({policy})"));
+    format!(
+        "{}/{}:{} {speaks}{policy}",
+        to.namespace, to.hostname, to.port
+    )
 }
 
 fn seconds(time: prost_types::Duration) -> String {

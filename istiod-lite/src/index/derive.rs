@@ -9,6 +9,7 @@ mod bind;
 mod bypass;
 mod entries;
 mod routes;
+mod traffic;
 mod waypoint;
 
 use super::{Derived, Index, Subject, networks, world::Inhabitants};
@@ -42,6 +43,8 @@ impl Index {
             Subject::Waypoint(name) => self.derive_waypoint(name),
             Subject::PeerAuthentication(name) => self.derive_peer_authentication(name),
             Subject::Route(id) => self.derive_route(id),
+            Subject::Rule(name) => self.derive_rule(name),
+            Subject::Plugin(name) => self.derive_plugin(name),
             Subject::StaticStrict => Some(self.derive_static_strict()),
             Subject::OnlyThrough(waypoints) => self.derive_only_through(waypoints),
         };

@@ -8,6 +8,7 @@ use cluster::{Event, Kind, Object, ObjectKey, kinds};
 mod entries;
 mod policies;
 mod routes;
+mod traffic;
 
 use super::{
     Index, Subject,
@@ -15,7 +16,7 @@ use super::{
 };
 use crate::{
     facts::{
-        Labels, NamespacedName, Problem, Read, gateway, mesh_config, namespace, pod,
+        Labels, NamespacedName, Problem, Read, gateway, mesh_config, namespace, plugin, pod,
         policy::{self, Reach},
         service::{self, Service},
         service_entry,
@@ -23,6 +24,7 @@ use crate::{
         workload_entry,
     },
     translate::{
+        destination_rule,
         policy::{self as authorization, TargetKey},
         route::{self, ParentKey, Route, RouteId},
     },
@@ -133,6 +135,21 @@ impl Index {
                 conditions = Some(Vec::new());
                 self.take_route(&key, name, route::tcp(o), &mut problems);
             }
+            Object::VirtualService(o) => {
+                conditions = Some(conditions_of(o.status.as_ref()));
+                let route = route::virtual_service(o, &self.mesh);
+                self.take_route(&key, name, route, &mut problems);
+            }
+            Object::DestinationRule(o) => {
+                conditions = Some(conditions_of(o.status.as_ref()));
+                let read = destination_rule::read(o, &self.mesh);
+                self.set_rule(&name, Some(take(read, &mut problems)));
+            }
+            Object::WasmPlugin(o) => {
+                conditions = Some(conditions_of(o.status.as_ref()));
+                let read = plugin::read(o, &self.mesh.root_namespace);
+                self.set_plugin(&name, Some(take(read, &mut problems)));
+            }
             _ => {}
         }
         self.set_problems(&key, problems);
@@ -166,9 +183,15 @@ impl Index {
             Kind::GatewayClass => self.set_class(&name.name, None),
             Kind::AuthorizationPolicy => self.set_policy(&name, None),
             Kind::PeerAuthentication => self.set_peer(&name, None),
-            kind @ (Kind::HTTPRoute | Kind::GRPCRoute | Kind::TLSRoute | Kind::TCPRoute) => {
+            kind @ (Kind::HTTPRoute
+            | Kind::GRPCRoute
+            | Kind::TLSRoute
+            | Kind::TCPRoute
+            | Kind::VirtualService) => {
                 self.set_route(&RouteId { kind, name }, None);
             }
+            Kind::DestinationRule => self.set_rule(&name, None),
+            Kind::WasmPlugin => self.set_plugin(&name, None),
             _ => {}
         }
         self.set_problems(&key, Vec::new());
@@ -256,6 +279,7 @@ impl Index {
                 self.dirty.extend(policies.cloned());
             }
         }
+        let labels = [before.as_ref(), facts.as_ref()].map(|pod| pod.map(|pod| pod.labels.clone()));
         if let Some(before) = before {
             here.pods_by_labels.remove(&name.name, &before.labels);
             if let Some(pods) = self.world.pods_by_node.get_mut(&before.node) {
@@ -275,6 +299,10 @@ impl Index {
             here.pods.insert(name.name.clone(), facts);
         }
         self.dirty.insert(Subject::Pod(name.clone()));
+        if labels[0] != labels[1] {
+            let labels = labels.each_ref().map(Option::as_deref);
+            self.mark_subsets_of(&name.namespace, &labels);
+        }
         self.forget_deserted(&name.namespace);
     }
 

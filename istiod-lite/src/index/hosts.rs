@@ -94,13 +94,18 @@ impl Index {
         })
     }
 
-    /// The Kubernetes service that has a host name, if it is of the form that they have.
-    fn service_of_host(&self, host: &str) -> Option<NamespacedName> {
+    /// The Kubernetes service that would have a host name, if it is of the form that they have.
+    pub(super) fn name_of_host(&self, host: &str) -> Option<NamespacedName> {
         let rest = host.strip_suffix(self.mesh.cluster_domain.as_str())?;
         let (name, namespace) = rest.strip_suffix(".svc.")?.split_once('.')?;
-        let here = self.world.inhabitants(namespace)?;
-        let (name, _) = here.services.get_key_value(name)?;
-        Some(NamespacedName::new(namespace, name.clone()))
+        Some(NamespacedName::new(namespace, name))
+    }
+
+    /// The Kubernetes service that has a host name.
+    fn service_of_host(&self, host: &str) -> Option<NamespacedName> {
+        let named = self.name_of_host(host)?;
+        let here = self.world.inhabitants(&named.namespace)?;
+        here.services.contains_key(&named.name).then_some(named)
     }
 
     /// The service that clients of a namespace mean by a host: its object's namespace, and its ports.

@@ -19,6 +19,7 @@ use crate::{
         gateway::{Class, Gateway},
         mesh_config::MeshConfig,
         namespace::{Locality, Namespace},
+        plugin::{Plugin, Target},
         pod::Pod,
         policy::{PeerAuthentication, Reach},
         selects,
@@ -28,8 +29,9 @@ use crate::{
         workload_entry::WorkloadEntry,
     },
     translate::{
+        destination_rule::DestinationRule,
         policy::{Policy, TargetKey},
-        route::{ParentKey, Route, RouteId},
+        route::{Host, ParentKey, Route, RouteId},
     },
 };
 
@@ -57,6 +59,12 @@ pub(super) struct World {
     pub(super) routes_by_service: HashMap<NamespacedName, BTreeSet<RouteId>>,
     /// Routes by the hosts that they lead to.
     pub(super) routes_by_host: HashMap<Arc<str>, BTreeSet<RouteId>>,
+    /// VirtualServices by the hosts that they are for.
+    pub(super) routes_of_host: HashMap<Host, BTreeSet<RouteId>>,
+    /// DestinationRules by the host that they are for.
+    pub(super) rules_by_host: HashMap<Host, BTreeSet<NamespacedName>>,
+    /// WasmPlugins by what they are for.
+    pub(super) plugins_by_target: HashMap<Target, BTreeSet<NamespacedName>>,
     /// Kubernetes services and ServiceEntries by each of their single addresses.
     pub(super) vips: HashMap<IpAddr, BTreeSet<Subject>>,
 }
@@ -83,6 +91,8 @@ pub(super) struct Inhabitants {
     pub(super) workload_entries: BTreeMap<Arc<str>, WorkloadEntry>,
     pub(super) workload_entries_by_labels: ByLabels,
     pub(super) routes: BTreeMap<(Kind, Arc<str>), Route>,
+    pub(super) rules: BTreeMap<Arc<str>, DestinationRule>,
+    pub(super) plugins: BTreeMap<Arc<str>, Plugin>,
 }
 
 /// An object that conditions are written to.
@@ -247,5 +257,7 @@ impl Inhabitants {
             && self.entries.is_empty()
             && self.workload_entries.is_empty()
             && self.routes.is_empty()
+            && self.rules.is_empty()
+            && self.plugins.is_empty()
     }
 }

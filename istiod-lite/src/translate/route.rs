@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!  HTTPRoute, GRPCRoute ─► http, grpc ─► matching, filters ─┐
-//!  TLSRoute, TCPRoute ───► l4 ──────────────────────────────┴► Route ─► serving ─► the service's message
+//!  TLSRoute, TCPRoute ───► l4 ──────────────────────────────┼► Route ─► serving ─► the service's message
+//!  VirtualService ───────► virtual_service ─────────────────┘
 //!                                          reference: what only the index can follow ──┘
 //! ```
 //!
@@ -20,20 +21,24 @@ mod policy;
 mod reference;
 pub mod serving;
 mod values;
+mod virtual_service;
 
 use std::{fmt, sync::Arc};
 
 use cluster::{Kind, kinds};
 use proto::waypoint as wire;
 
+use super::Mesh;
 use crate::facts::{NamespacedName, service::ServicePort};
 
 pub use reference::{Parent, ParentKey, Reference, Unresolved};
+pub(crate) use values::{fraction, is_token};
+pub use virtual_service::{Connections, Ordered, Scoped, Virtual};
 
 /// Names one route.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RouteId {
-    /// Which of the four kinds it is.
+    /// Which of the kinds it is.
     pub kind: Kind,
     /// Its name.
     pub name: NamespacedName,
@@ -46,6 +51,8 @@ pub struct Route {
     pub created: i64,
     /// The services that it is for; other parents are others' business.
     pub parents: Vec<Parent>,
+    /// The hosts that a VirtualService is for.
+    pub hosts: Vec<Host>,
     /// What it does.
     pub rules: Rules,
     /// What in it can't be honoured.
@@ -66,6 +73,8 @@ pub enum Rules {
     },
     /// With connections.
     Tcp(Vec<Backend>),
+    /// With whatever comes, in order.
+    Virtual(Virtual),
 }
 
 /// A rule for requests, but for its references.
@@ -225,6 +234,11 @@ pub fn tcp(route: &kinds::TCPRoute) -> Route {
     l4::read_tcp(route)
 }
 
+/// Reads a VirtualService.
+pub fn virtual_service(service: &kinds::VirtualService, mesh: &Mesh) -> Route {
+    virtual_service::read(service, mesh)
+}
+
 /// Which of several kinds of route counts where they meet at one port: the greatest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
@@ -265,24 +279,30 @@ impl Rank {
 impl Route {
     /// All that it refers to.
     pub fn targets(&self) -> impl Iterator<Item = &Target> {
-        let (rules, backends): (&[HttpRule], &[Backend]) = match &self.rules {
-            Rules::Http(rules) => (rules, &[]),
-            Rules::Tls { backends, .. } | Rules::Tcp(backends) => (&[], backends),
+        let backends: Vec<&Backend> = match &self.rules {
+            Rules::Http(_) => Vec::new(),
+            Rules::Tls { backends, .. } | Rules::Tcp(backends) => backends.iter().collect(),
+            Rules::Virtual(rules) => rules.l4_backends().collect(),
         };
-        let of_rules = rules.iter().flat_map(|rule| {
+        let of_rules = self.http_rules().flat_map(|rule| {
             let own = mirrors(&rule.filters);
             own.chain(rule.backends.iter().flat_map(Backend::targets))
         });
-        of_rules.chain(backends.iter().flat_map(Backend::targets))
+        of_rules.chain(backends.into_iter().flat_map(Backend::targets))
+    }
+
+    fn http_rules(&self) -> impl Iterator<Item = &HttpRule> {
+        let (rules, ordered): (&[HttpRule], &[Ordered]) = match &self.rules {
+            Rules::Http(rules) => (rules, &[]),
+            Rules::Virtual(rules) => (&[], &rules.http),
+            Rules::Tls { .. } | Rules::Tcp(_) => (&[], &[]),
+        };
+        rules.iter().chain(ordered.iter().map(|one| &one.rule))
     }
 
     /// The extensions that it refers to: where, and what.
     pub fn extensions(&self) -> impl Iterator<Item = (&str, &str)> {
-        let rules: &[HttpRule] = match &self.rules {
-            Rules::Http(rules) => rules,
-            Rules::Tls { .. } | Rules::Tcp(_) => &[],
-        };
-        let filters = rules.iter().flat_map(|rule| {
+        let filters = self.http_rules().flat_map(|rule| {
             let of_backends = rule.backends.iter().flat_map(|backend| &backend.filters);
             rule.filters.iter().chain(of_backends)
         });
@@ -300,6 +320,12 @@ impl Route {
                 (broken.count(), rules.len())
             }
             Rules::Tls { .. } | Rules::Tcp(_) => (usize::from(!self.faults.is_empty()), 1),
+            Rules::Virtual(rules) => {
+                let l4 = rules.tls.iter().chain(&rules.tcp);
+                let broken = self.http_rules().filter(|rule| rule.broken).count()
+                    + l4.clone().filter(|rule| !rule.invalid.is_empty()).count();
+                (broken, rules.http.len() + l4.count())
+            }
         }
     }
 }
@@ -368,4 +394,4 @@ pub(crate) fn reachable(
 }
 
 /// A host, cheap to clone.
-type Host = Arc<str>;
+pub type Host = Arc<str>;

@@ -131,6 +131,7 @@ impl Observed {
             loads: &inner.loads,
             slow_start: policy.slow_start,
             least_well: policy.outliers.least_well,
+            members: policy.members.as_deref(),
         };
         let asked = pick::Asked {
             service,

@@ -9,6 +9,7 @@
 //! In: what `mesh` knows, what was seen of endpoints, the request's session and key, randomness. Out: an endpoint, or what
 //! left none. Where all that may be used are out, they are used: nobody can say which is better.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
 
 use mesh::balance::{self, Candidate, PortRule, Upstream};
@@ -63,6 +64,8 @@ pub struct Observed<'a> {
     pub slow_start: SlowStart,
     /// With a smaller share of the endpoints well, in percent, all are used.
     pub least_well: u32,
+    /// Those that count, by uid; none: all of them.
+    pub members: Option<&'a BTreeSet<String>>,
 }
 
 /// Picks an endpoint, as a workload at `source`.
@@ -79,7 +82,16 @@ pub fn pick(
     let Asked { service, port, .. } = asked;
     let Observed { seen, outliers, .. } = observed;
     let rule = PortRule::Defined;
-    let permitted = balance::permitted(store, service, source, port, rule, seen.tried)?;
+    let mut permitted = balance::permitted(store, service, source, port, rule, seen.tried)?;
+    if let Some(members) = observed.members {
+        permitted.retain(|(workload, _)| members.contains(&*workload.uid));
+        if permitted.is_empty() {
+            return Err(match seen.tried {
+                [] => NoEndpoint::Empty,
+                _ => NoEndpoint::AllTried,
+            });
+        }
+    }
     let is_out = |endpoint: &Endpoint| {
         outliers.is_out(endpoint, seen.now) || seen.standings.is_out(endpoint, seen.now)
     };

@@ -4,6 +4,8 @@
 //! In: [`proto::waypoint::TrafficPolicy`]. Out: the figures that the other modules here go by; for what is not configured,
 //! their own.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use proto::waypoint as wire;
@@ -27,6 +29,8 @@ pub struct TrafficPolicy {
     pub limits: Limits,
     pub budget: Budget,
     pub connections: Connections,
+    /// Endpoints that count, by their workload's uid; none: all of them.
+    pub members: Option<Arc<BTreeSet<String>>>,
 }
 
 /// How one of several endpoints that are as good is chosen.
@@ -79,6 +83,10 @@ impl TrafficPolicy {
                 None => Budget::default(),
             },
             connections: limits.map_or(Ok(Connections::default()), connections)?,
+            members: policy.members.as_ref().map(|members| {
+                let uids = members.workloads.iter().cloned();
+                Arc::new(uids.collect())
+            }),
         };
         Ok(compiled)
     }
@@ -218,6 +226,10 @@ mod tests {
                 percent: 0,
                 least: 1,
             }),
+            members: Some(wire::Members {
+                name: "v1".to_owned(),
+                workloads: vec!["a".to_owned()],
+            }),
         };
         let policy = TrafficPolicy::compile(Some(&said)).unwrap();
         assert_eq!(policy.balancing, Balancing::RoundRobin);
@@ -246,6 +258,8 @@ mod tests {
             least: 1,
         };
         assert_eq!(policy.budget, none);
+        let members = policy.members.unwrap();
+        assert!(members.contains("a") && members.len() == 1);
     }
 
     #[test]

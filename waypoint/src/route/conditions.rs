@@ -19,6 +19,8 @@ use crate::pattern::Pattern;
 pub(super) struct Conditions {
     method: Option<Method>,
     headers: Box<[(HeaderName, Value)]>,
+    /// None of these may hold.
+    without: Box<[(HeaderName, Value)]>,
     query: Box<[(Box<str>, Value)]>,
 }
 
@@ -59,12 +61,23 @@ impl Conditions {
             }
         };
         let mut headers: Vec<(HeaderName, Value)> = Vec::with_capacity(wire.headers.len());
+        let mut without: Vec<(HeaderName, Value)> = Vec::new();
         for condition in &wire.headers {
             let Ok(name) = HeaderName::from_bytes(condition.name.as_bytes()) else {
                 possible = false;
                 problems.push(format!("{:?} is not a header's name", condition.name));
                 continue;
             };
+            if condition.inverted {
+                let whose = format!("absent header {name}");
+                let before = problems.len();
+                let value = Value::compile(condition, &whose, &mut problems);
+                // One that can't be read would rule out everything: what its rule answers is an error anyway.
+                if problems.len() == before {
+                    without.push((name, value));
+                }
+                continue;
+            }
             // Of two for one header the first counts.
             if !headers.iter().any(|(earlier, _)| *earlier == name) {
                 let value = Value::compile(condition, &format!("header {name}"), &mut problems);
@@ -85,6 +98,7 @@ impl Conditions {
         let conditions = Self {
             method,
             headers: headers.into(),
+            without: without.into(),
             query: query.into(),
         };
         Compiled {
@@ -105,6 +119,10 @@ impl Conditions {
                 .headers
                 .iter()
                 .all(|(name, value)| value.is_header(name, request))
+            && !self
+                .without
+                .iter()
+                .any(|(name, value)| value.is_header(name, request))
             && self
                 .query
                 .iter()

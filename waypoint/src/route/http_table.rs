@@ -3,7 +3,8 @@
 //!
 //! In: routes; a request. Out: the rule of the first match by Gateway API's precedence: path, method, headers, query
 //! parameters, then the older route, then the route's name, then the order of its rules. Both kinds of routes stand in
-//! one order, as in Istio: a gRPC method is a path, a service the prefix of its methods.
+//! one order, as in Istio: a gRPC method is a path, a service the prefix of its methods. Rules that stand in an order of
+//! their own, as those of VirtualServices, are asked one after the other.
 
 use proto::waypoint::path_match::Kind;
 use proto::waypoint::{GrpcMethodMatch, HttpMatch, HttpRoute, PathMatch};
@@ -18,8 +19,14 @@ use crate::session::UnixTime;
 /// Routes, compiled.
 #[derive(Debug)]
 pub struct HttpTable {
-    matches: Paths<Match>,
+    matches: Matches,
     rules: Vec<Rule>,
+}
+
+#[derive(Debug)]
+enum Matches {
+    ByPrecedence(Paths<Match>),
+    InOrder(Vec<(Place, Match)>),
 }
 
 /// One match of a rule.
@@ -40,13 +47,23 @@ pub struct Hit<'t> {
 }
 
 impl HttpTable {
+    /// By Gateway API's precedence.
     pub(super) fn compile(routes: &[HttpRoute]) -> Self {
         let mut ordered: Vec<_> = routes.iter().collect();
         ordered.sort_by_cached_key(|route| {
             (route.created, format!("{}/{}", route.namespace, route.name))
         });
+        Self::of(ordered, Matches::ByPrecedence(Paths::default()))
+    }
+
+    /// In the order in which routes and rules stand.
+    pub(super) fn in_order(routes: &[HttpRoute]) -> Self {
+        Self::of(routes.iter().collect(), Matches::InOrder(Vec::new()))
+    }
+
+    fn of(ordered: Vec<&HttpRoute>, matches: Matches) -> Self {
         let mut table = Self {
-            matches: Paths::default(),
+            matches,
             rules: Vec::new(),
         };
         for route in ordered {
@@ -62,8 +79,9 @@ impl HttpTable {
                 table.rules.push(rule::compile(name, wire, problems));
             }
         }
-        let order = |a_match: &Match| (a_match.conditions.specificity(), a_match.rule);
-        table.matches.sort(order);
+        if let Matches::ByPrecedence(matches) = &mut table.matches {
+            matches.sort(|a_match| (a_match.conditions.specificity(), a_match.rule));
+        }
         table
     }
 
@@ -78,14 +96,24 @@ impl HttpTable {
         problems.extend(compiled.problem);
         if let Some(conditions) = compiled.conditions {
             let rule = self.rules.len();
-            self.matches.insert(place, Match { conditions, rule });
+            let a_match = Match { conditions, rule };
+            match &mut self.matches {
+                Matches::ByPrecedence(matches) => matches.insert(place, a_match),
+                Matches::InOrder(matches) => matches.push((place, a_match)),
+            }
         }
     }
 
     /// The rule that a request is for.
     pub fn find(&self, request: &Request<'_>) -> Option<Hit<'_>> {
         let holds = |a_match: &Match| a_match.conditions.hold(request);
-        let (found, prefix) = self.matches.find(request.path, holds)?;
+        let (found, prefix) = match &self.matches {
+            Matches::ByPrecedence(matches) => matches.find(request.path, holds)?,
+            Matches::InOrder(matches) => matches.iter().find_map(|(place, a_match)| {
+                let prefix = place.covers(request.path)?;
+                holds(a_match).then_some((a_match, prefix))
+            })?,
+        };
         let rule = self.rules.get(found.rule)?;
         Some(Hit { rule, prefix })
     }
@@ -129,6 +157,9 @@ fn http_place(path: &PathMatch, problems: &mut Vec<String>) -> Place {
                 "" => Place::Any,
                 prefix => Place::Prefix(prefix.into()),
             }
+        }
+        Some(Kind::Start(start)) => {
+            Place::Pattern(Test::Start(start.as_str().into(), (start.len(), 0)))
         }
         Some(Kind::Regex(expression)) => {
             let longer = (expression.len(), 0);

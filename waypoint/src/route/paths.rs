@@ -59,7 +59,7 @@ pub(super) enum Test {
         method: Part,
         longer: Longer,
     },
-    /// It begins so: that much is known of an expression that can't be read.
+    /// It begins so: that much is asked for, or known of an expression that can't be read.
     Start(Box<str>, Longer),
 }
 
@@ -182,6 +182,24 @@ fn elements(path: &str) -> impl Iterator<Item = &str> {
     path.strip_prefix('/')
         .into_iter()
         .flat_map(|rest| rest.split('/'))
+}
+
+impl Place {
+    /// Whether a path is one of these, and how much of it is the prefix, but for a slash at its end.
+    pub(super) fn covers(&self, path: &str) -> Option<usize> {
+        match self {
+            Self::Exact(exact) => (**exact == *path).then_some(path.len()),
+            Self::Prefix(prefix) => {
+                let rest = path.strip_prefix(&**prefix)?;
+                (rest.is_empty() || rest.starts_with('/')).then_some(prefix.len())
+            }
+            Self::Pattern(Test::Start(start, _)) => path
+                .starts_with(&**start)
+                .then_some(start.trim_end_matches('/').len()),
+            Self::Pattern(test) => test.holds(path).then_some(0),
+            Self::Any => Some(0),
+        }
+    }
 }
 
 impl Test {

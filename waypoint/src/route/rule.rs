@@ -26,7 +26,7 @@ use crate::split::Split;
 /// Names a rule for log, metric and admin view.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RuleName {
-    /// `HTTPRoute` or `GRPCRoute`.
+    /// `HTTPRoute`, `GRPCRoute`, or whatever stands in their place.
     pub kind: Arc<str>,
     /// The route's.
     pub namespace: Arc<str>,
@@ -113,8 +113,9 @@ impl Actions {
     fn compile(name: &RuleName, wire: &HttpRule) -> Result<Self, String> {
         let filters = Filters::compile(&wire.filters).map_err(|error| error.to_string())?;
         // "/" stands for any path, and the other way round.
-        let is_prefix =
-            |path: &proto::waypoint::PathMatch| matches!(path.kind, Some(Kind::Prefix(_)));
+        let is_prefix = |path: &proto::waypoint::PathMatch| {
+            matches!(path.kind, Some(Kind::Prefix(_) | Kind::Start(_)))
+        };
         let mut matches = wire.matches.iter();
         let by_prefix = matches
             .all(|a_match| a_match.grpc.is_none() && a_match.path.as_ref().is_none_or(is_prefix));

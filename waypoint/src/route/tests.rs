@@ -11,6 +11,7 @@ mod answers;
 mod conformance;
 mod faults;
 mod naive;
+mod ordered;
 mod redirects;
 mod rewrites;
 mod services;
@@ -73,6 +74,7 @@ fn conditions(text: &str) -> HttpMatch {
                 true => Value::Regex(value),
                 false => Value::Exact(value),
             }),
+            inverted: false,
         }
     };
     for word in text.split_whitespace() {

@@ -49,6 +49,7 @@ fn if_header(name: &str, value: &str) -> HttpMatch {
         headers: vec![ValueMatch {
             name: name.into(),
             value: Some(Value::Exact(value.into())),
+            inverted: false,
         }],
         ..HttpMatch::default()
     }

@@ -2,6 +2,7 @@
 //! What routes come to: the message of each service that a waypoint serves, and what their authors are told.
 
 use bytes::Bytes;
+use cluster::Kind;
 use prost::Message as _;
 use proto::waypoint as wire;
 
@@ -60,6 +61,7 @@ impl Index {
         let namespace = &parent.name().namespace;
         let served = Served {
             namespace,
+            waypoint: waypoints[0],
             hostname,
             ports,
             routes: &self.routes_for(parent),
@@ -67,21 +69,30 @@ impl Index {
                 ParentKey::Service(name) => TargetKey::Service(name.clone()),
                 ParentKey::Entry(name) => TargetKey::Entry(name.clone()),
             }),
+            virtuals: &self.virtuals_for(hostname, namespace, binding),
         };
-        let body: Bytes = serving::service(served, self).encode_to_vec().into();
+        let message = serving::service(served, self);
         let name = workload::host_key(namespace, hostname);
-        let each = waypoints.into_iter();
-        each.map(|waypoint| {
+        let each = waypoints.into_iter().map(|waypoint| {
+            let mut own = message.clone();
+            for closed in self.closed_by_plugins(parent, waypoint) {
+                closed.close(&mut own);
+            }
             let of = ResourceType::WaypointService;
-            (of, waypoint.clone(), name.clone(), body.clone())
-        })
-        .collect()
+            (
+                of,
+                waypoint.clone(),
+                name.clone(),
+                own.encode_to_vec().into(),
+            )
+        });
+        each.collect()
     }
 
     pub(super) fn derive_route(&self, id: &RouteId) -> Option<Derived> {
         let route = self.route(id)?;
         let targets = route.targets().filter_map(|target| {
-            let why = self.resolve(id, &target.reference).err()?;
+            let why = self.resolve(id, &target.reference, None).err()?;
             Some((target.field.clone(), why))
         });
         let extensions = route.extensions().map(|(field, name)| {
@@ -93,6 +104,12 @@ impl Index {
         });
         let unresolved: Vec<_> = targets.chain(extensions).collect();
         let mut derived = Derived::default();
+        if id.kind == Kind::VirtualService {
+            derived.conditions = self
+                .virtual_conditions(id, &unresolved)
+                .into_iter()
+                .collect();
+        }
         for parent in &route.parents {
             let attached = self.routes_for(&parent.object);
             let found = self.parent_service(&parent.object, &mut derived.gateways);
@@ -140,12 +157,23 @@ impl Index {
 }
 
 impl Resolver for Index {
+    fn policy(
+        &self,
+        served: &Served<'_>,
+        port: u16,
+    ) -> Result<Option<Box<wire::TrafficPolicy>>, Unresolved> {
+        let namespaces = [&*served.waypoint.namespace, served.namespace];
+        self.policy_for(served.hostname, &namespaces, port)
+    }
+
     fn resolve(
         &self,
         route: &RouteId,
         reference: &Reference,
+        asked: Option<u16>,
     ) -> Result<wire::Destination, Unresolved> {
         let missing = |words: String| Unresolved::new(Unresolved::NOT_FOUND, words);
+        let mut part = None;
         let (namespace, hostname, ports, port) = match reference {
             Reference::Invalid(why) => return Err(why.clone()),
             Reference::Service { name, port } => {
@@ -163,6 +191,22 @@ impl Resolver for Index {
                 })?;
                 (namespace, host.to_string(), ports, *port)
             }
+            Reference::Named { host, port, subset } => {
+                let meant = self.meant(host, &route.name.namespace);
+                let (namespace, ports) = meant.ok_or_else(|| {
+                    missing(format!("no Service or ServiceEntry has the host {host}"))
+                })?;
+                part = subset.as_deref();
+                let mut known = reachable(ports).map(|(port, _)| port.port);
+                let only = known.next().filter(|_| known.next().is_none());
+                // Who is asked about no port in particular wants to know whether there is any.
+                let any = || match asked {
+                    Some(asked) => Some(asked),
+                    None => reachable(ports).next().map(|(port, _)| port.port),
+                };
+                let port = port.or(only).or_else(any).unwrap_or_default();
+                (namespace, host.to_string(), ports, port)
+            }
         };
         let found = reachable(ports).find(|(known, _)| known.port == port);
         let Some((_, speaks)) = found else {
@@ -174,12 +218,17 @@ impl Resolver for Index {
                 format!("port {port} of {hostname} expects TLS, which waypoints don't begin");
             return Err(Unresolved::new(Unresolved::PROTOCOL, words));
         }
+        let namespaces = [&*route.name.namespace, &**namespace];
+        let traffic_policy = match part {
+            Some(part) => Some(self.subset_for((&hostname, namespace), part, &namespaces, port)?),
+            None => self.policy_for(&hostname, &namespaces, port)?,
+        };
         Ok(wire::Destination {
             namespace: namespace.to_string(),
             hostname,
             port: port.into(),
             protocol: speaks.into(),
-            traffic_policy: None,
+            traffic_policy,
         })
     }
 }

@@ -84,6 +84,8 @@ impl Index {
             .entry(name.namespace.clone())
             .or_default();
         let before = here.workload_entries.remove(&name.name);
+        let labels = [before.as_ref(), facts.as_ref()];
+        let labels = labels.map(|entry| entry.map(|entry| entry.endpoint.labels.clone()));
         let mut selected_by = Vec::new();
         if before != facts {
             self.dirty.insert(Subject::WorkloadEntry(name.clone()));
@@ -103,6 +105,10 @@ impl Index {
         }
         for labels in selected_by {
             self.mark_services_selecting(&name.namespace, &labels);
+        }
+        if labels[0] != labels[1] {
+            let labels = labels.each_ref().map(Option::as_ref);
+            self.mark_subsets_of(&name.namespace, &labels);
         }
         self.forget_deserted(&name.namespace);
     }

@@ -11,7 +11,7 @@ use crate::{
     facts::NamespacedName,
     translate::{
         policy::TargetKey,
-        route::{ParentKey, Reference, Route, RouteId},
+        route::{Host, ParentKey, Reference, Route, RouteId},
     },
 };
 
@@ -46,10 +46,18 @@ impl Index {
                     Reference::Host { host, .. } => {
                         unlink(&mut self.world.routes_by_host, host, id);
                     }
+                    Reference::Named { host, .. } => {
+                        unlink(&mut self.world.routes_by_host, host, id);
+                    }
                     Reference::Invalid(_) => {}
                 }
             }
+            for host in &before.hosts {
+                unlink(&mut self.world.routes_of_host, host, id);
+            }
         }
+        let hosts = before.iter().chain(&facts).flat_map(|route| &route.hosts);
+        let hosts: BTreeSet<Host> = hosts.cloned().collect();
         if let Some(facts) = facts {
             for parent in &facts.parents {
                 link(&mut self.world.routes_by_parent, &parent.object, id);
@@ -59,9 +67,14 @@ impl Index {
                     Reference::Service { name, .. } => {
                         link(&mut self.world.routes_by_service, name, id);
                     }
-                    Reference::Host { host, .. } => link(&mut self.world.routes_by_host, host, id),
+                    Reference::Host { host, .. } | Reference::Named { host, .. } => {
+                        link(&mut self.world.routes_by_host, host, id);
+                    }
                     Reference::Invalid(_) => {}
                 }
+            }
+            for host in &facts.hosts {
+                link(&mut self.world.routes_of_host, host, id);
             }
             let here = self.world.namespaces.entry(namespace.clone()).or_default();
             here.routes.insert(key, facts);
@@ -72,6 +85,9 @@ impl Index {
             touched.extend(of(&self.world.routes_by_parent, parent));
         }
         self.dirty.extend(touched);
+        for host in &hosts {
+            self.mark_host(host);
+        }
         self.forget_deserted(namespace);
     }
 
@@ -113,8 +129,16 @@ impl Index {
         let mut touched = BTreeSet::new();
         for id in routes {
             touched.insert(Subject::Route(id.clone()));
-            let parents = self.route(id).into_iter().flat_map(|route| &route.parents);
+            let Some(route) = self.route(id) else {
+                continue;
+            };
+            let parents = route.parents.iter();
             touched.extend(parents.map(|parent| Subject::of_parent(&parent.object)));
+            for host in &route.hosts {
+                touched.extend(self.name_of_host(host).map(Subject::Service));
+                let entries = self.world.hosts.get(host).into_iter().flatten();
+                touched.extend(entries.cloned().map(Subject::Entry));
+            }
         }
         touched
     }

@@ -35,6 +35,7 @@ pub(super) fn read(route: &kinds::GRPCRoute) -> Route {
     Route {
         created: created(&route.metadata).unwrap_or_default(),
         parents: reference::parents(&route.spec.parent_refs, &namespace),
+        hosts: Vec::new(),
         rules: Rules::Http(rules),
         faults: faults.0,
     }

@@ -49,6 +49,7 @@ pub(super) fn read(route: &kinds::HTTPRoute) -> Route {
     Route {
         created: created(&route.metadata).unwrap_or_default(),
         parents: reference::parents(&spec.parent_refs, &namespace),
+        hosts: Vec::new(),
         rules: Rules::Http(rules),
         faults: faults.0,
     }

@@ -84,6 +84,7 @@ fn read(
     Route {
         created: created(meta).unwrap_or_default(),
         parents: reference::parents(&spec.parent_refs, &namespace),
+        hosts: Vec::new(),
         rules: rules(backends),
         faults: faults.0,
     }

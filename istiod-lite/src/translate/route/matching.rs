@@ -15,7 +15,7 @@ const MAX_PATH: usize = 1024;
 const MAX_HEADER: usize = 4096;
 const MAX_QUERY: usize = 1024;
 
-const METHODS: [&str; 9] = [
+pub(super) const METHODS: [&str; 9] = [
     "GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH",
 ];
 
@@ -260,6 +260,7 @@ fn value_match(one: &kinds::RouteValueMatch) -> Result<wire::ValueMatch, String>
     Ok(wire::ValueMatch {
         name: one.name.clone(),
         value: Some(value),
+        inverted: false,
     })
 }
 

@@ -104,6 +104,15 @@ pub enum Reference {
         /// The port.
         port: u16,
     },
+    /// To whatever service has a host name.
+    Named {
+        /// The host name.
+        host: Host,
+        /// The port; the service's only one, or else the one that was asked for, where it is absent.
+        port: Option<u16>,
+        /// The part of its endpoints.
+        subset: Option<String>,
+    },
     /// It can't be followed.
     Invalid(Unresolved),
 }
@@ -124,6 +133,8 @@ impl Unresolved {
     pub const NOT_FOUND: &'static str = "BackendNotFound";
     /// It speaks what the route can't use.
     pub const PROTOCOL: &'static str = "UnsupportedProtocol";
+    /// It leads to a part of a service that can't be told from the rest.
+    pub const SUBSET: &'static str = "SubsetNotFound";
     /// The reference itself makes no sense.
     pub const DESTINATION: &'static str = "InvalidDestination";
 

@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a waypoint is told of a service: its ports, and at each the routes that concern each group of clients.
 
+mod ordered;
+
 use std::collections::BTreeMap;
 
 use proto::waypoint as wire;
 
 use super::{
-    Backend, Filter, HttpRule, Parent, Reach, Reference, Route, RouteId, Rules, Unresolved,
+    Backend, Filter, HttpRule, Parent, Reach, Reference, Route, RouteId, Rules, Target, Unresolved,
     reachable, said,
 };
-use crate::facts::service::ServicePort;
+use crate::facts::{NamespacedName, service::ServicePort};
 
 /// A service that a waypoint serves.
 #[derive(Debug, Clone)]
 pub struct Served<'a> {
     /// Its namespace.
     pub namespace: &'a str,
+    /// Who serves it; the first one, if there are several.
+    pub waypoint: &'a NamespacedName,
     /// Its host name.
     pub hostname: &'a str,
     /// Its ports.
@@ -24,6 +28,8 @@ pub struct Served<'a> {
     pub routes: &'a [Attached<'a>],
     /// The policies that are for it alone.
     pub policies: Vec<wire::Policy>,
+    /// The VirtualServices that are for its host.
+    pub virtuals: &'a [Attached<'a>],
 }
 
 /// A route, and how it is for the service.
@@ -39,7 +45,7 @@ pub struct Attached<'a> {
 
 /// Follows references.
 pub trait Resolver {
-    /// Where a reference of a route leads.
+    /// Where a reference of a route leads, for who asked for this port.
     ///
     /// # Errors
     /// When it leads nowhere, or to what such a route can't use.
@@ -47,16 +53,107 @@ pub trait Resolver {
         &self,
         route: &RouteId,
         reference: &Reference,
+        asked: Option<u16>,
     ) -> Result<wire::Destination, Unresolved>;
+
+    /// How a port of the service itself is spoken to.
+    ///
+    /// # Errors
+    /// Why nothing may be sent there.
+    fn policy(
+        &self,
+        served: &Served<'_>,
+        port: u16,
+    ) -> Result<Option<Box<wire::TrafficPolicy>>, Unresolved>;
+}
+
+/// What lets nothing of some traffic pass.
+#[derive(Debug, Clone)]
+pub struct Closed {
+    /// The kind of the object that says so.
+    pub kind: &'static str,
+    /// Its name.
+    pub name: NamespacedName,
+    /// Why nothing passes.
+    pub why: String,
+    /// At these ports; at all of them where there is none.
+    pub ports: Vec<u16>,
+    /// Whether connections that carry no requests are none of its business.
+    pub requests_only: bool,
+}
+
+impl Closed {
+    /// Puts what answers with an error in place of all routes.
+    pub fn close(&self, service: &mut wire::Service) {
+        for port in &mut service.ports {
+            let meant = self.ports.is_empty()
+                || u16::try_from(port.number).is_ok_and(|number| self.ports.contains(&number));
+            if meant {
+                self.close_port(port);
+            }
+        }
+    }
+
+    fn close_port(&self, port: &mut wire::Port) {
+        let mut table = wire::RouteTable::default();
+        let (namespace, name) = (self.name.namespace.to_string(), self.name.name.to_string());
+        let carries_requests = match port.protocol() {
+            wire::Protocol::Tcp | wire::Protocol::Tls => false,
+            // Not known before it is there: whatever it is, it is covered.
+            wire::Protocol::Detect => self.requests_only,
+            _ => true,
+        };
+        if carries_requests {
+            table.http.push(wire::HttpRoute {
+                kind: self.kind.to_owned(),
+                namespace,
+                name,
+                created: 0,
+                rules: vec![wire::HttpRule {
+                    invalid: self.why.clone(),
+                    ..wire::HttpRule::default()
+                }],
+            });
+        } else if self.requests_only {
+            return;
+        } else {
+            table.tcp.push(wire::TcpRoute {
+                namespace,
+                name,
+                created: 0,
+                backends: vec![wire::TcpBackend {
+                    weight: 1,
+                    target: Some(wire::tcp_backend::Target::Invalid(self.why.clone())),
+                }],
+            });
+        }
+        port.tables = vec![table];
+    }
 }
 
 /// Makes the message of a service.
 pub fn service(served: Served<'_>, resolver: &impl Resolver) -> wire::Service {
-    let ports = reachable(served.ports).map(|(port, speaks)| wire::Port {
-        number: port.port.into(),
-        protocol: speaks.into(),
-        tables: tables(&served, port, speaks, resolver),
-        traffic_policy: None,
+    let ports = reachable(served.ports).map(|(port, speaks)| {
+        let mut message = wire::Port {
+            number: port.port.into(),
+            protocol: speaks.into(),
+            tables: tables(&served, port, speaks, resolver),
+            traffic_policy: None,
+        };
+        match resolver.policy(&served, port.port) {
+            Ok(policy) => message.traffic_policy = policy,
+            Err(why) => {
+                let closed = Closed {
+                    kind: "DestinationRule",
+                    name: NamespacedName::new(served.namespace, served.hostname),
+                    why: why.words,
+                    ports: Vec::new(),
+                    requests_only: false,
+                };
+                closed.close_port(&mut message);
+            }
+        }
+        message
     });
     wire::Service {
         namespace: served.namespace.to_owned(),
@@ -81,8 +178,10 @@ fn tables(
     }
     let mut tables: Vec<_> = groups
         .into_iter()
-        .map(|(clients, routes)| table(clients, routes, resolver))
+        .map(|(clients, routes)| table(clients, routes, port.port, resolver))
         .collect();
+    let by_virtuals = ordered::tables(served, port.port, speaks, &tables, resolver);
+    tables.extend(by_virtuals);
     // For everyone comes last.
     tables.sort_by_key(|table| table.client_namespace.is_empty());
     tables
@@ -106,6 +205,7 @@ pub(crate) fn clients_of<'a>(route: &'a RouteId, service_namespace: &str) -> &'a
 fn table(
     clients: &str,
     mut routes: Vec<&Attached<'_>>,
+    asked: u16,
     resolver: &impl Resolver,
 ) -> wire::RouteTable {
     let counts = routes.iter().map(|attached| attached.id.rank()).max();
@@ -118,6 +218,7 @@ fn table(
     for attached in routes {
         let following = Following {
             id: attached.id,
+            asked,
             resolver,
         };
         let (namespace, name) = (
@@ -153,6 +254,8 @@ fn table(
                 created,
                 backends: following.connections(attached.route, backends),
             }),
+            // It is for hosts, and stands among those.
+            Rules::Virtual(_) => {}
         }
     }
     table
@@ -161,10 +264,16 @@ fn table(
 /// Follows the references of one route.
 struct Following<'a, R> {
     id: &'a RouteId,
+    asked: u16,
     resolver: &'a R,
 }
 
 impl<R: Resolver> Following<'_, R> {
+    fn follow(&self, to: &Target) -> Result<wire::Destination, Unresolved> {
+        self.resolver
+            .resolve(self.id, &to.reference, Some(self.asked))
+    }
+
     fn rule(&self, rule: &HttpRule) -> wire::HttpRule {
         if !rule.message.invalid.is_empty() {
             return rule.message.clone();
@@ -186,7 +295,7 @@ impl<R: Resolver> Following<'_, R> {
                     numerator,
                     denominator,
                 } => Kind::Mirror(wire::Mirror {
-                    destination: self.resolver.resolve(self.id, &to.reference).ok(),
+                    destination: self.follow(to).ok(),
                     numerator: *numerator,
                     denominator: *denominator,
                 }),
@@ -199,7 +308,7 @@ impl<R: Resolver> Following<'_, R> {
 
     fn backend(&self, backend: &Backend) -> wire::HttpBackend {
         use wire::http_backend::Target;
-        let target = match self.resolver.resolve(self.id, &backend.to.reference) {
+        let target = match self.follow(&backend.to) {
             Ok(destination) => Target::Destination(destination),
             Err(why) => Target::Invalid(format!("{}: {}", backend.to.field, why.words)),
         };
@@ -212,9 +321,17 @@ impl<R: Resolver> Following<'_, R> {
 
     /// A route that can't be honoured, or leads nowhere, has one backend that rejects all.
     fn connections(&self, route: &Route, backends: &[Backend]) -> Vec<wire::TcpBackend> {
+        let invalid = match route.faults.as_slice() {
+            [] => String::new(),
+            faults => said(faults),
+        };
+        self.shares(invalid, backends)
+    }
+
+    fn shares(&self, invalid: String, backends: &[Backend]) -> Vec<wire::TcpBackend> {
         use wire::tcp_backend::Target;
-        let nowhere = if !route.faults.is_empty() {
-            Some(said(&route.faults))
+        let nowhere = if !invalid.is_empty() {
+            Some(invalid)
         } else if backends.is_empty() {
             Some("names no backend of any weight".to_owned())
         } else {
@@ -228,12 +345,10 @@ impl<R: Resolver> Following<'_, R> {
         }
         let backend = |backend: &Backend| wire::TcpBackend {
             weight: backend.weight,
-            target: Some(
-                match self.resolver.resolve(self.id, &backend.to.reference) {
-                    Ok(destination) => Target::Destination(destination),
-                    Err(why) => Target::Invalid(format!("{}: {}", backend.to.field, why.words)),
-                },
-            ),
+            target: Some(match self.follow(&backend.to) {
+                Ok(destination) => Target::Destination(destination),
+                Err(why) => Target::Invalid(format!("{}: {}", backend.to.field, why.words)),
+            }),
         };
         backends.iter().map(backend).collect()
     }

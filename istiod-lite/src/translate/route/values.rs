@@ -37,6 +37,39 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     Err(wrong())
 }
 
+/// Reads a duration as Istio's kinds have it: one number, maybe with a fraction, per unit, in any order of size.
+pub(crate) fn fraction(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is no duration such as 2.5s or 1m30s");
+    let mut rest = text;
+    let mut total = 0.0;
+    while !rest.is_empty() {
+        let digits = rest
+            .bytes()
+            .take_while(|b| b.is_ascii_digit() || *b == b'.')
+            .count();
+        let (number, behind) = rest.split_at(digits);
+        let number: f64 = number.parse().map_err(|_| wrong())?;
+        let letters = behind.bytes().take_while(u8::is_ascii_lowercase).count();
+        let (unit, behind) = behind.split_at(letters);
+        total += number
+            * match unit {
+                "h" => 3600.0,
+                "m" => 60.0,
+                "s" => 1.0,
+                "ms" => 1e-3,
+                "us" => 1e-6,
+                "ns" => 1e-9,
+                _ => return Err(wrong()),
+            };
+        rest = behind;
+    }
+    // Longer ones are no time that anybody waits.
+    if text.is_empty() || !(0.0..=1e9).contains(&total) {
+        return Err(wrong());
+    }
+    Ok(Duration::from_secs_f64(total))
+}
+
 /// A duration as messages have it.
 pub(super) fn wire(duration: Duration) -> prost_types::Duration {
     prost_types::Duration {
@@ -46,7 +79,7 @@ pub(super) fn wire(duration: Duration) -> prost_types::Duration {
 }
 
 /// Whether a text can be the name of a header or method, or another token (RFC 9110, 5.6.2).
-pub(super) fn is_token(text: &str) -> bool {
+pub(crate) fn is_token(text: &str) -> bool {
     let special = |byte: u8| b"!#$%&'*+-.^_`|~".contains(&byte);
     let token = |byte: u8| byte.is_ascii_alphanumeric() || special(byte);
     (1..=256).contains(&text.len()) && text.bytes().all(token)
@@ -113,6 +146,17 @@ mod tests {
             "1 s",
             "1µs",
         ] {
+            assert_eq!(millis(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn durations_of_istio_may_have_fractions() {
+        let millis = |text: &str| fraction(text).map(|d| d.as_millis()).ok();
+        assert_eq!(millis("2.5s"), Some(2500));
+        assert_eq!(millis("1h30m0.25s"), Some(5_400_250));
+        assert_eq!(millis("0s"), Some(0));
+        for wrong in ["", "1", "s", "1.2.3s", "-1s", "1d", "1e9s", "999999999h"] {
             assert_eq!(millis(wrong), None, "{wrong}");
         }
     }

@@ -30,6 +30,7 @@ struct Mesh {
     loads: Loads,
     slow_start: SlowStart,
     least_well: u32,
+    members: Option<BTreeSet<String>>,
     tried: Vec<Endpoint>,
     now: Instant,
 }
@@ -81,6 +82,7 @@ fn mesh(endpoints: &[&str]) -> Mesh {
         loads,
         slow_start: SlowStart::default(),
         least_well: 0,
+        members: None,
         tried: Vec::new(),
         now,
     }
@@ -122,6 +124,7 @@ impl Mesh {
             loads: &self.loads,
             slow_start: self.slow_start,
             least_well: self.least_well,
+            members: self.members.as_ref(),
         };
         let picked = pick(&self.store, &self.waypoint, asked, observed, rng)?;
         assert_eq!(picked.port, 8080);
@@ -165,6 +168,33 @@ fn near_ones_first_and_those_that_are_out_never() {
     assert_eq!(mesh.names(Strategy::LeastRequest), "A");
     mesh.now += Duration::from_secs(31);
     assert_eq!(mesh.names(Strategy::LeastRequest), "A B");
+}
+
+#[test]
+fn only_members_are_used_even_where_they_are_out_or_the_client_was_elsewhere() {
+    let mut mesh = mesh(&["a", "b", "c"]);
+    mesh.members = Some(["a".to_owned(), "gone".to_owned()].into());
+    assert_eq!(mesh.names(Strategy::LeastRequest), "a");
+    mesh.put_out("a");
+    assert_eq!(mesh.names(Strategy::LeastRequest), "a");
+    let picked = mesh.pick(
+        Some(pin("b")),
+        Strategy::Random,
+        &mut StdRng::seed_from_u64(1),
+    );
+    assert_eq!(picked.as_deref(), Ok("a"));
+    mesh.tried.push(at("a"));
+    let mut rng = StdRng::seed_from_u64(1);
+    assert_eq!(
+        mesh.pick(None, Strategy::Random, &mut rng),
+        Err(NoEndpoint::AllTried)
+    );
+    mesh.tried.clear();
+    mesh.members = Some(["gone".to_owned()].into());
+    assert_eq!(
+        mesh.pick(None, Strategy::Random, &mut rng),
+        Err(NoEndpoint::Empty)
+    );
 }
 
 #[test]
@@ -256,7 +286,7 @@ fn the_quicker_of_two_is_taken() {
 fn keys_stay_with_their_endpoint() {
     let mesh = mesh(&["a", "b", "c"]);
     let mut rng = StdRng::seed_from_u64(1);
-    let mut owners = std::collections::BTreeSet::new();
+    let mut owners = BTreeSet::new();
     for user in 0..50 {
         let strategy = Strategy::Hash(Key::new(format!("user-{user}").as_bytes()));
         let owner = mesh.pick(None, strategy, &mut rng).unwrap();

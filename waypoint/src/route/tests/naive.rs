@@ -48,6 +48,9 @@ fn path_rank(wire: &HttpMatch, path: &str) -> Option<(u8, usize, usize)> {
             let rank = if prefix.is_empty() { 0 } else { 2 };
             (rest.is_empty() || rest.starts_with('/')).then_some((rank, prefix.len(), 0))
         }
+        Some(Path::Start(start)) => path
+            .starts_with(start.as_str())
+            .then_some((1, start.len(), 0)),
         Some(Path::Regex(expression)) => {
             whole(expression, path).then_some((1, expression.len(), 0))
         }

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What Istio's own kinds come to at waypoints: VirtualServices by host, DestinationRules, plugins that can't be run.
+
+use std::sync::Arc;
+
+use proto::waypoint as wire;
+
+use super::{Derived, Index};
+use crate::{
+    facts::{
+        Labels, NamespacedName,
+        plugin::{Covers, Fails, Target},
+        selects,
+    },
+    status::{self, Verdict},
+    translate::{
+        destination_rule::DestinationRule,
+        route::{
+            ParentKey, RouteId, Unresolved,
+            serving::{Attached, Closed},
+        },
+        waypoint::Binding,
+        workload::{self, WrittenIn},
+    },
+};
+
+impl Index {
+    /// The VirtualServices for a host: of the service's namespace, and of its waypoints'.
+    pub(super) fn virtuals_for(
+        &self,
+        host: &str,
+        namespace: &str,
+        binding: &Binding,
+    ) -> Vec<Attached<'_>> {
+        let counts = |of: &str| {
+            of == namespace || binding.gateways().any(|gateway| *gateway.namespace == *of)
+        };
+        let ids = self.world.routes_of_host.get(host).into_iter().flatten();
+        let ids = ids.filter(|id| counts(&id.name.namespace));
+        let attached = ids.filter_map(|id| {
+            Some(Attached {
+                id,
+                route: self.route(id)?,
+                parents: Vec::new(),
+            })
+        });
+        attached.collect()
+    }
+
+    /// The DestinationRule for a host: of the first of these namespaces that has one, and there the oldest.
+    fn rule_for(&self, host: &str, namespaces: &[&str]) -> Option<&DestinationRule> {
+        let named = self.world.rules_by_host.get(host)?;
+        let root = self.mesh.root_namespace.as_str();
+        namespaces
+            .iter()
+            .copied()
+            .chain([root])
+            .find_map(|namespace| {
+                named
+                    .iter()
+                    .filter(|name| *name.namespace == *namespace)
+                    .filter_map(|name| Some((self.rule(name)?, &name.name)))
+                    .min_by_key(|(rule, name)| (rule.created, *name))
+                    .map(|(rule, _)| rule)
+            })
+    }
+
+    /// How a port of a host is spoken to.
+    ///
+    /// # Errors
+    /// Why nothing may be sent there.
+    pub(super) fn policy_for(
+        &self,
+        host: &str,
+        namespaces: &[&str],
+        port: u16,
+    ) -> Result<Option<Box<wire::TrafficPolicy>>, Unresolved> {
+        let Some(rule) = self.rule_for(host, namespaces) else {
+            return Ok(None);
+        };
+        if !rule.closed.is_empty() {
+            let words = format!(
+                "the DestinationRule of {host} can't be honoured: {}",
+                rule.closed
+            );
+            return Err(Unresolved::new(Unresolved::PROTOCOL, words));
+        }
+        Ok(rule.policy(port).map(Box::new))
+    }
+
+    /// The same for a part of a host.
+    ///
+    /// # Errors
+    /// There is no such part, or nothing may be sent there.
+    pub(super) fn subset_for(
+        &self,
+        (host, namespace): (&str, &Arc<str>),
+        subset: &str,
+        namespaces: &[&str],
+        port: u16,
+    ) -> Result<Box<wire::TrafficPolicy>, Unresolved> {
+        self.policy_for(host, namespaces, port)?;
+        let rule = self.rule_for(host, namespaces);
+        let Some((labels, policy)) = rule.and_then(|rule| rule.subset(subset, port)) else {
+            let words = format!("no DestinationRule of {host} has a subset {subset:?}");
+            return Err(Unresolved::new(Unresolved::SUBSET, words));
+        };
+        Ok(Box::new(wire::TrafficPolicy {
+            members: Some(wire::Members {
+                name: subset.to_owned(),
+                workloads: self.members(host, namespace, labels),
+            }),
+            ..policy
+        }))
+    }
+
+    /// The workloads behind a host that have these labels, by uid.
+    fn members(&self, host: &str, namespace: &Arc<str>, labels: &Labels) -> Vec<String> {
+        let Some(here) = self.world.inhabitants(namespace) else {
+            return Vec::new();
+        };
+        let service = self.name_of_host(host);
+        let service = service.filter(|service| service.namespace == *namespace);
+        let service = service.and_then(|service| here.services.get(&service.name));
+        let mut uids = Vec::new();
+        let selector = match service {
+            Some(service) => Some(&service.selector),
+            None => {
+                let claimants = self.claimants(host);
+                let own = claimants.filter(|(name, _)| name.namespace == *namespace);
+                let own = own.min_by_key(|(name, entry)| (entry.created, *name));
+                own.map(|(name, entry)| {
+                    // Endpoints that are written into it have their labels there.
+                    let written = entry.endpoints.iter();
+                    let written = written.filter(|endpoint| selects(labels, &endpoint.labels));
+                    uids.extend(written.map(|endpoint| {
+                        let within = WrittenIn::ServiceEntry(name);
+                        workload::endpoint_uid(&self.mesh, within, &endpoint.address)
+                    }));
+                    &entry.selector
+                })
+            }
+        };
+        let Some(selector) = selector.filter(|selector| !selector.is_empty()) else {
+            return uids;
+        };
+        let named = |name: &Arc<str>| NamespacedName::new(namespace.clone(), name.clone());
+        let pods = here.selected_pods(selector);
+        let pods = pods.filter(|name| {
+            here.pods
+                .get(*name)
+                .is_some_and(|pod| selects(labels, &pod.labels))
+        });
+        uids.extend(pods.map(|name| workload::pod_uid(&self.mesh, &named(name))));
+        for name in here.selected_workload_entries(selector) {
+            if let Some(entry) = here.workload_entries.get(name)
+                && selects(labels, &entry.endpoint.labels)
+            {
+                let own = named(name);
+                let within = WrittenIn::WorkloadEntry(&own);
+                uids.push(workload::endpoint_uid(
+                    &self.mesh,
+                    within,
+                    &entry.endpoint.address,
+                ));
+            }
+        }
+        uids.sort_unstable();
+        uids
+    }
+
+    /// What plugins refuse of a service's traffic at a waypoint.
+    pub(super) fn closed_by_plugins(
+        &self,
+        parent: &ParentKey,
+        waypoint: &NamespacedName,
+    ) -> Vec<Closed> {
+        let service = match parent {
+            ParentKey::Service(name) => Target::Service(name.clone()),
+            ParentKey::Entry(name) => Target::Entry(name.clone()),
+        };
+        let gateway = self.world.gateway(waypoint);
+        let class = gateway.map(|(gateway, _)| Target::Class(gateway.class.clone()));
+        let targets = [service, Target::Gateway(waypoint.clone())];
+        let named = targets.iter().chain(&class);
+        let named = named.filter_map(|target| self.world.plugins_by_target.get(target));
+        let closed = named.flatten().filter_map(|name| {
+            let plugin = self.world.inhabitants(&name.namespace)?.plugins.get(&name.name)?;
+            (plugin.fails == Fails::Closed).then(|| Closed {
+                kind: "WasmPlugin",
+                name: name.clone(),
+                why: format!("WasmPlugin {name} is not run, and its failStrategy lets nothing pass without it"),
+                ports: plugin.ports.clone(),
+                requests_only: plugin.covers == Covers::Requests,
+            })
+        });
+        closed.collect()
+    }
+
+    pub(super) fn derive_rule(&self, name: &NamespacedName) -> Option<Derived> {
+        let rule = self.rule(name)?;
+        let condition = match (rule.closed.is_empty(), rule.notes.as_slice()) {
+            (true, []) => status::waypoint_accepted(Verdict::True, "Accepted", String::new()),
+            (true, notes) => {
+                let words = crate::translate::route::said(notes);
+                status::waypoint_accepted(Verdict::True, "PartiallyInvalid", words)
+            }
+            (false, _) => {
+                status::waypoint_accepted(Verdict::False, "UnsupportedValue", rule.closed.clone())
+            }
+        };
+        Some(Derived {
+            conditions: vec![condition],
+            ..Derived::default()
+        })
+    }
+
+    pub(super) fn derive_plugin(&self, name: &NamespacedName) -> Option<Derived> {
+        let plugin = self
+            .world
+            .inhabitants(&name.namespace)?
+            .plugins
+            .get(&name.name)?;
+        let words = match (plugin.targets.is_empty(), plugin.fails) {
+            (true, _) => {
+                "it is for no waypoint and no service (spec.targetRefs), and has no effect"
+            }
+            (false, Fails::Closed) => {
+                "plugins are not run: requests to services that it covers are answered 500, connections are reset (failStrategy FAIL_CLOSE)"
+            }
+            (false, Fails::Open) => {
+                "plugins are not run: traffic passes without it (failStrategy FAIL_OPEN)"
+            }
+        };
+        let condition =
+            status::waypoint_accepted(Verdict::False, "UnsupportedValue", words.to_owned());
+        Some(Derived {
+            conditions: vec![condition],
+            ..Derived::default()
+        })
+    }
+
+    /// What the author of a VirtualService is told.
+    pub(super) fn virtual_conditions(
+        &self,
+        id: &RouteId,
+        unresolved: &[(String, Unresolved)],
+    ) -> Option<status::Condition> {
+        let route = self.route(id)?;
+        let (broken, all) = route.broken();
+        let faults = route.faults.iter().map(ToString::to_string);
+        let lost = unresolved
+            .iter()
+            .map(|(field, why)| format!("{field}: {}", why.words));
+        let words: Vec<String> = faults.chain(lost).collect();
+        let said = crate::translate::route::said(&words);
+        Some(if words.is_empty() {
+            status::waypoint_accepted(Verdict::True, "Accepted", said)
+        } else if broken > 0 && broken == all {
+            status::waypoint_accepted(Verdict::False, "UnsupportedValue", said)
+        } else {
+            status::waypoint_accepted(Verdict::True, "PartiallyInvalid", said)
+        })
+    }
+}

@@ -1,0 +1,696 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A VirtualService: Istio's own routes. The first rule that is for a request decides, whatever others would fit better.
+//!
+//! What Gateway API's routes have as well is read as theirs, so that it means the same; the rest has its own place in the
+//! contract, or makes its rule answer with an error.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use cluster::{
+    Kind,
+    kinds::{self, virtual_service as vs},
+};
+use proto::waypoint as wire;
+
+use super::{
+    Backend, Faults, Filter, Host, HttpRule, Reach, Reference, Route, Rules, Target, Unresolved,
+    filters::{self, Place, Prefix},
+    http::Draft,
+    values,
+};
+use crate::{
+    facts::{created, endpoint::is_host, service::port_number},
+    translate::Mesh,
+};
+
+mod conditions;
+mod retry;
+
+/// Rules of each kind.
+const MAX_RULES: usize = 512;
+const MAX_MATCHES: usize = 64;
+const MAX_BACKENDS: usize = 64;
+const MAX_HOSTS: usize = 64;
+const MAX_WEIGHT: i64 = 1_000_000;
+/// For whom a VirtualService without `gateways` is.
+const MESH: &str = "mesh";
+
+/// The rules of a VirtualService, in order.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Virtual {
+    /// For requests.
+    pub http: Vec<Ordered>,
+    /// For connections to server names.
+    pub tls: Vec<Connections>,
+    /// For connections.
+    pub tcp: Vec<Connections>,
+}
+
+/// A rule for requests.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ordered {
+    /// What it does; what it matches stands below.
+    pub rule: HttpRule,
+    /// One has to hold; none: everything is matched.
+    pub matches: Vec<Scoped<wire::HttpMatch>>,
+}
+
+/// A condition that concerns some ports and clients alone.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scoped<T> {
+    /// This port of the service.
+    pub port: Option<u16>,
+    /// Clients of this namespace.
+    pub clients: Option<String>,
+    /// The rest of it.
+    pub condition: T,
+}
+
+/// A rule for connections.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Connections {
+    /// One has to hold; none: everything is matched. With the server names, where there are such.
+    pub matches: Vec<Scoped<Vec<String>>>,
+    /// Where they go.
+    pub backends: Vec<Backend>,
+    /// Why it can't be honoured; empty where it can.
+    pub invalid: String,
+}
+
+impl<T> Scoped<T> {
+    /// Whether it concerns such clients at such a port; `""` are those that no condition names.
+    pub fn concerns(&self, port: u16, clients: &str) -> bool {
+        self.port.is_none_or(|own| own == port)
+            && self.clients.as_deref().is_none_or(|own| own == clients)
+    }
+}
+
+impl Virtual {
+    /// The namespaces whose clients some condition is about.
+    pub fn clients(&self) -> BTreeSet<&str> {
+        let http = self.http.iter().flat_map(|rule| &rule.matches);
+        let http = http.filter_map(|one| one.clients.as_deref());
+        let l4 = self
+            .tls
+            .iter()
+            .chain(&self.tcp)
+            .flat_map(|rule| &rule.matches);
+        http.chain(l4.filter_map(|one| one.clients.as_deref()))
+            .collect()
+    }
+
+    /// Where its connections go.
+    pub(super) fn l4_backends(&self) -> impl Iterator<Item = &Backend> {
+        self.tls
+            .iter()
+            .chain(&self.tcp)
+            .flat_map(|rule| &rule.backends)
+    }
+}
+
+/// Where names are read.
+#[derive(Clone, Copy)]
+struct Here<'a> {
+    namespace: &'a Arc<str>,
+    mesh: &'a Mesh,
+}
+
+/// Reads a VirtualService.
+pub(super) fn read(service: &kinds::VirtualService, mesh: &Mesh) -> Route {
+    let namespace: Arc<str> = service
+        .metadata
+        .namespace
+        .as_deref()
+        .unwrap_or_default()
+        .into();
+    let spec = &service.spec;
+    let here = Here {
+        namespace: &namespace,
+        mesh,
+    };
+    let mut faults = Faults::default();
+    faults.unknown("spec", &spec.unknown_fields);
+    let broken = !faults.0.is_empty();
+    // Of gateways alone it is the business of others.
+    let for_mesh = spec.gateways.is_empty() || spec.gateways.iter().any(|one| one == MESH);
+    let hosts = if for_mesh {
+        hosts(spec, here, &mut faults)
+    } else {
+        Vec::new()
+    };
+    let mut rules = Virtual::default();
+    let lengths = [spec.http.len(), spec.tls.len(), spec.tcp.len()];
+    let fits = ["spec.http", "spec.tls", "spec.tcp"]
+        .iter()
+        .zip(lengths)
+        .all(|(field, length)| faults.at_most(MAX_RULES, length, field));
+    if fits && !broken {
+        for (position, one) in spec.http.iter().enumerate() {
+            let at = format!("spec.http[{position}]");
+            rules.http.extend(http(one, &at, here, &mut faults));
+        }
+        for (position, one) in spec.tls.iter().enumerate() {
+            let at = format!("spec.tls[{position}]");
+            rules.tls.extend(tls(one, &at, here, &mut faults));
+        }
+        for (position, one) in spec.tcp.iter().enumerate() {
+            let at = format!("spec.tcp[{position}]");
+            rules.tcp.extend(tcp(one, &at, here, &mut faults));
+        }
+    } else {
+        rules.http.push(Ordered {
+            rule: HttpRule::broken(&faults.0),
+            matches: Vec::new(),
+        });
+    }
+    Route {
+        created: created(&service.metadata).unwrap_or_default(),
+        parents: Vec::new(),
+        hosts,
+        rules: Rules::Virtual(rules),
+        faults: faults.0,
+    }
+}
+
+fn hosts(spec: &vs::VirtualServiceSpec, here: Here<'_>, faults: &mut Faults) -> Vec<Host> {
+    faults.at_most(MAX_HOSTS, spec.hosts.len(), "spec.hosts");
+    let mut hosts = Vec::new();
+    for (position, text) in spec.hosts.iter().take(MAX_HOSTS).enumerate() {
+        let at = format!("spec.hosts[{position}]");
+        if text.contains('*') {
+            faults.add(
+                at,
+                format!("{text:?}: hosts with wildcards are not followed"),
+            );
+        } else {
+            match here.host(text) {
+                Ok(host) => hosts.push(host),
+                Err(words) => faults.add(at, words),
+            }
+        }
+    }
+    hosts
+}
+
+impl Here<'_> {
+    /// The full name: a short one is of this namespace.
+    fn host(self, text: &str) -> Result<Host, String> {
+        let host = text.to_ascii_lowercase();
+        if !is_host(&host) {
+            return Err(format!("{text:?} is no host name"));
+        }
+        Ok(match host.contains('.') {
+            true => host.into(),
+            false => self.mesh.hostname(self.namespace, &host).into(),
+        })
+    }
+
+    fn target(self, to: &vs::Destination, at: &str, faults: &mut Faults) -> Target {
+        let at = format!("{at}.destination");
+        faults.unknown(&at, &to.unknown_fields);
+        let invalid =
+            |words: String| Reference::Invalid(Unresolved::new(Unresolved::DESTINATION, words));
+        let port = match to.port.as_ref().and_then(|port| port.number) {
+            None => Ok(None),
+            Some(number) => i32::try_from(number)
+                .ok()
+                .and_then(port_number)
+                .map(Some)
+                .ok_or_else(|| format!("{number} is no port number")),
+        };
+        let reference = match (self.host(&to.host), port) {
+            (Err(words), _) | (_, Err(words)) => invalid(words),
+            (Ok(host), Ok(port)) => Reference::Named {
+                host,
+                port,
+                subset: to.subset.clone().filter(|name| !name.is_empty()),
+            },
+        };
+        Target {
+            field: at,
+            reference,
+        }
+    }
+}
+
+/// A port that a condition names; one that is none matches nothing.
+fn port(number: Option<i64>, at: &str, faults: &mut Faults) -> Result<Option<u16>, ()> {
+    let Some(number) = number else {
+        return Ok(None);
+    };
+    let port = i32::try_from(number).ok().and_then(port_number);
+    port.map(Some).ok_or_else(|| {
+        faults.add(format!("{at}.port"), format!("{number} is no port number"));
+    })
+}
+
+/// Whether a condition can hold for traffic inside the mesh at all.
+fn in_mesh(gateways: &[String]) -> bool {
+    gateways.is_empty() || gateways.iter().any(|one| one == MESH)
+}
+
+/// None where none of its conditions can be read, or can hold here.
+fn http(one: &vs::HttpRoute, at: &str, here: Here<'_>, faults: &mut Faults) -> Option<Ordered> {
+    let mut own = Faults::default();
+    own.unknown(at, &one.unknown_fields);
+    own.at_most(MAX_MATCHES, one.r#match.len(), &format!("{at}.match"));
+    let matches = conditions::read(&one.r#match, at, &mut own, faults);
+    if matches.is_empty() && !one.r#match.is_empty() {
+        // None at all would be everything.
+        faults.0.extend(own.0);
+        return None;
+    }
+    for (given, field, words) in [
+        (one.delegate.is_some(), "delegate", "is not followed"),
+        (
+            one.direct_response.is_some(),
+            "directResponse",
+            "is not supported",
+        ),
+        (one.fault.is_some(), "fault", "is not supported"),
+    ] {
+        if given {
+            own.add(format!("{at}.{field}"), words);
+        }
+    }
+    let place = Place {
+        namespace: here.namespace,
+        kind: Kind::VirtualService,
+        prefix: Prefix::One,
+    };
+    let mut filters = filters::read(
+        &filters_of(one, at, &matches, &mut own),
+        at,
+        place,
+        &mut own,
+    );
+    filters.extend(mirrors(one, at, here, &mut own));
+    if one.redirect.is_some() && !one.route.is_empty() {
+        own.add(
+            format!("{at}.redirect"),
+            "a rule that redirects has no destinations",
+        );
+    }
+    let message = wire::HttpRule {
+        name: one.name.clone().unwrap_or_default(),
+        timeouts: retry::timeouts(one, at, &mut own),
+        retry: retry::read(one.retries.as_ref(), at, &mut own, faults),
+        ..wire::HttpRule::default()
+    };
+    let draft = Draft {
+        message,
+        wanted: 0,
+        filters,
+        backends: backends(one, at, here, place, &mut own),
+    };
+    let mut rule = draft.finish(own, faults);
+    rule.reach = Reach::Matched;
+    Some(Ordered { rule, matches })
+}
+
+/// What Gateway API has as filters too.
+fn filters_of(
+    one: &vs::HttpRoute,
+    at: &str,
+    matches: &[Scoped<wire::HttpMatch>],
+    own: &mut Faults,
+) -> Vec<kinds::RouteFilter> {
+    let mut filters = one.headers.as_ref().map_or(Vec::new(), |headers| {
+        headers_of(headers, &format!("{at}.headers"), own)
+    });
+    if let Some(redirect) = &one.redirect {
+        filters.push(redirect_of(redirect, &format!("{at}.redirect"), own));
+    }
+    if let Some(rewrite) = &one.rewrite {
+        filters.push(rewrite_of(rewrite, &format!("{at}.rewrite"), matches, own));
+    }
+    if let Some(cors) = &one.cors_policy {
+        filters.push(cors_of(cors, &format!("{at}.corsPolicy"), own));
+    }
+    filters
+}
+
+fn headers_of(headers: &vs::Headers, at: &str, own: &mut Faults) -> Vec<kinds::RouteFilter> {
+    own.unknown(at, &headers.unknown_fields);
+    let mut filter = |operations: &vs::HeaderOperations, side: &str| {
+        own.unknown(&format!("{at}.{side}"), &operations.unknown_fields);
+        let list = |all: &std::collections::BTreeMap<String, String>| {
+            all.iter()
+                .map(|(name, value)| kinds::HeaderValue {
+                    name: name.clone(),
+                    value: value.clone(),
+                })
+                .collect()
+        };
+        kinds::HeaderFilter {
+            set: list(&operations.set),
+            add: list(&operations.add),
+            remove: operations.remove.clone(),
+            unknown_fields: kinds::UnknownFields::new(),
+        }
+    };
+    let request = headers.request.as_ref().map(|given| kinds::RouteFilter {
+        filter_type: Some(kinds::FilterType::RequestHeaderModifier),
+        request_header_modifier: Some(filter(given, "request")),
+        ..kinds::RouteFilter::default()
+    });
+    let response = headers.response.as_ref().map(|given| kinds::RouteFilter {
+        filter_type: Some(kinds::FilterType::ResponseHeaderModifier),
+        response_header_modifier: Some(filter(given, "response")),
+        ..kinds::RouteFilter::default()
+    });
+    request.into_iter().chain(response).collect()
+}
+
+fn full_path(path: &str) -> kinds::PathModifier {
+    kinds::PathModifier {
+        modifier_type: Some(kinds::PathModifierType::ReplaceFullPath),
+        replace_full_path: Some(path.to_owned()),
+        replace_prefix_match: None,
+    }
+}
+
+fn redirect_of(given: &vs::Redirect, at: &str, own: &mut Faults) -> kinds::RouteFilter {
+    own.unknown(at, &given.unknown_fields);
+    let authority = given.authority.as_deref().filter(|text| !text.is_empty());
+    let (hostname, port) = match authority.map(|text| text.rsplit_once(':').ok_or(text)) {
+        None => (None, None),
+        Some(Err(host)) => (Some(host.to_owned()), None),
+        Some(Ok((host, port))) => match port.parse::<u16>() {
+            Ok(port) => (Some(host.to_owned()), Some(i64::from(port))),
+            Err(_) => {
+                own.add(
+                    format!("{at}.authority"),
+                    format!("{port:?} is no port number"),
+                );
+                (None, None)
+            }
+        },
+    };
+    let scheme = given.scheme.clone().filter(|text| !text.is_empty());
+    let by_protocol = match given.derive_port {
+        None | Some(vs::DerivePort::RequestPort) => None,
+        Some(vs::DerivePort::ProtocolDefault) => match scheme.as_deref() {
+            Some("https") => Some(443),
+            _ => Some(80),
+        },
+        Some(vs::DerivePort::Unknown(ref other)) => {
+            own.add(
+                format!("{at}.derivePort"),
+                format!("{other:?} is not known"),
+            );
+            None
+        }
+    };
+    let path = given.uri.as_deref().filter(|uri| !uri.is_empty());
+    kinds::RouteFilter {
+        filter_type: Some(kinds::FilterType::RequestRedirect),
+        request_redirect: Some(kinds::RedirectFilter {
+            scheme,
+            hostname,
+            path: path.map(full_path),
+            port: given.port.or(port).or(by_protocol),
+            status_code: Some(given.redirect_code.unwrap_or(301)),
+            unknown_fields: kinds::UnknownFields::new(),
+        }),
+        ..kinds::RouteFilter::default()
+    }
+}
+
+fn rewrite_of(
+    given: &vs::Rewrite,
+    at: &str,
+    matches: &[Scoped<wire::HttpMatch>],
+    own: &mut Faults,
+) -> kinds::RouteFilter {
+    use wire::path_match::Kind;
+    own.unknown(at, &given.unknown_fields);
+    if given.uri_regex_rewrite.is_some() {
+        own.add(format!("{at}.uriRegexRewrite"), "is not supported");
+    }
+    let kinds = matches.iter().map(|one| {
+        one.condition
+            .path
+            .as_ref()
+            .is_none_or(|path| matches!(path.kind, Some(Kind::Start(_))))
+    });
+    let (by_start, whole): (Vec<bool>, Vec<bool>) = kinds.partition(|by_start| *by_start);
+    let path = given.uri.as_deref().filter(|uri| !uri.is_empty());
+    let path = path.and_then(|uri| match (by_start.is_empty(), whole.is_empty()) {
+        (_, true) => Some(kinds::PathModifier {
+            modifier_type: Some(kinds::PathModifierType::ReplacePrefixMatch),
+            replace_prefix_match: Some(uri.to_owned()),
+            replace_full_path: None,
+        }),
+        (true, false) => Some(full_path(uri)),
+        (false, false) => {
+            let words = "some of the rule's matches are prefixes and some are whole paths: which part is replaced can't be told";
+            own.add(format!("{at}.uri"), words);
+            None
+        }
+    });
+    kinds::RouteFilter {
+        filter_type: Some(kinds::FilterType::UrlRewrite),
+        url_rewrite: Some(kinds::RewriteFilter {
+            hostname: given.authority.clone().filter(|text| !text.is_empty()),
+            path,
+            unknown_fields: kinds::UnknownFields::new(),
+        }),
+        ..kinds::RouteFilter::default()
+    }
+}
+
+fn cors_of(given: &vs::CorsPolicy, at: &str, own: &mut Faults) -> kinds::RouteFilter {
+    own.unknown(at, &given.unknown_fields);
+    let mut allow_origins = Vec::new();
+    for (position, origin) in given.allow_origins.iter().enumerate() {
+        match &origin.exact {
+            Some(exact) => allow_origins.push(exact.clone()),
+            None => {
+                let words = "only exact origins can be told from others";
+                own.add(format!("{at}.allowOrigins[{position}]"), words);
+            }
+        }
+    }
+    let max_age = given
+        .max_age
+        .as_deref()
+        .and_then(|text| match values::duration(text) {
+            Ok(age) => i64::try_from(age.as_secs()).ok(),
+            Err(words) => {
+                own.add(format!("{at}.maxAge"), words);
+                None
+            }
+        });
+    kinds::RouteFilter {
+        filter_type: Some(kinds::FilterType::Cors),
+        cors: Some(kinds::CorsFilter {
+            allow_origins,
+            allow_credentials: given.allow_credentials,
+            allow_methods: given.allow_methods.clone(),
+            allow_headers: given.allow_headers.clone(),
+            expose_headers: given.expose_headers.clone(),
+            max_age,
+            unknown_fields: kinds::UnknownFields::new(),
+        }),
+        ..kinds::RouteFilter::default()
+    }
+}
+
+/// Of a million.
+fn share(percent: Option<&vs::Percent>, at: &str, own: &mut Faults) -> u32 {
+    const MILLION: f64 = 1_000_000.0;
+    match percent.map_or(100.0, |percent| percent.value) {
+        // Between 0 and a million, so nothing is lost but what is smaller than a millionth.
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "bounded right here"
+        )]
+        value if (0.0..=100.0).contains(&value) => (value / 100.0 * MILLION).round() as u32,
+        other => {
+            own.add(at, format!("{other} is no percentage"));
+            0
+        }
+    }
+}
+
+fn mirrors(one: &vs::HttpRoute, at: &str, here: Here<'_>, own: &mut Faults) -> Vec<Filter> {
+    let first = one.mirror.as_ref().map(|to| {
+        let numerator = share(
+            one.mirror_percentage.as_ref(),
+            &format!("{at}.mirrorPercentage"),
+            own,
+        );
+        Filter::Mirror {
+            to: here.target(to, &format!("{at}.mirror"), own),
+            numerator,
+            denominator: 1_000_000,
+        }
+    });
+    let mut filters: Vec<Filter> = first.into_iter().collect();
+    own.at_most(MAX_BACKENDS, one.mirrors.len(), &format!("{at}.mirrors"));
+    for (position, mirror) in one.mirrors.iter().take(MAX_BACKENDS).enumerate() {
+        let at = format!("{at}.mirrors[{position}]");
+        own.unknown(&at, &mirror.unknown_fields);
+        filters.push(Filter::Mirror {
+            to: here.target(&mirror.destination, &at, own),
+            numerator: share(mirror.percentage.as_ref(), &format!("{at}.percentage"), own),
+            denominator: 1_000_000,
+        });
+    }
+    filters
+}
+
+/// Shares as they are meant: of several destinations those without a weight get nothing, a single one gets all.
+fn weight(given: Option<i64>, only: bool, at: &str, own: &mut Faults) -> u32 {
+    match given {
+        _ if only => 1,
+        None => 0,
+        Some(weight @ 0..=MAX_WEIGHT) => u32::try_from(weight).unwrap_or_default(),
+        Some(other) => {
+            own.add(
+                format!("{at}.weight"),
+                format!("{other} is no weight from 0 to {MAX_WEIGHT}"),
+            );
+            0
+        }
+    }
+}
+
+fn backends(
+    one: &vs::HttpRoute,
+    at: &str,
+    here: Here<'_>,
+    place: Place<'_>,
+    own: &mut Faults,
+) -> Vec<Backend> {
+    own.at_most(MAX_BACKENDS, one.route.len(), &format!("{at}.route"));
+    let only = one.route.len() == 1;
+    let mut backends = Vec::new();
+    for (position, to) in one.route.iter().take(MAX_BACKENDS).enumerate() {
+        let at = format!("{at}.route[{position}]");
+        own.unknown(&at, &to.unknown_fields);
+        let weight = weight(to.weight, only, &at, own);
+        let headers = to.headers.as_ref().map_or(Vec::new(), |headers| {
+            headers_of(headers, &format!("{at}.headers"), own)
+        });
+        let filters = filters::read(&headers, &at, place, own);
+        if weight > 0 {
+            backends.push(Backend {
+                weight,
+                to: here.target(&to.destination, &at, own),
+                filters,
+            });
+        }
+    }
+    backends
+}
+
+fn l4_backends(
+    route: &[vs::RouteDestination],
+    at: &str,
+    here: Here<'_>,
+    own: &mut Faults,
+) -> Vec<Backend> {
+    own.at_most(MAX_BACKENDS, route.len(), &format!("{at}.route"));
+    let only = route.len() == 1;
+    let mut backends = Vec::new();
+    for (position, to) in route.iter().take(MAX_BACKENDS).enumerate() {
+        let at = format!("{at}.route[{position}]");
+        own.unknown(&at, &to.unknown_fields);
+        let weight = weight(to.weight, only, &at, own);
+        if weight > 0 {
+            backends.push(Backend {
+                weight,
+                to: here.target(&to.destination, &at, own),
+                filters: Vec::new(),
+            });
+        }
+    }
+    backends
+}
+
+/// What conditions on connections have in common.
+struct L4Match<'a> {
+    names: &'a [String],
+    subnets: &'a [String],
+    port: Option<i64>,
+    source_labels: bool,
+    source_namespace: &'a Option<String>,
+    gateways: &'a [String],
+    unknown: &'a kinds::UnknownFields,
+}
+
+fn connections<'a>(
+    matches: impl ExactSizeIterator<Item = L4Match<'a>>,
+    route: &[vs::RouteDestination],
+    unknown: &kinds::UnknownFields,
+    at: &str,
+    here: Here<'_>,
+    faults: &mut Faults,
+) -> Option<Connections> {
+    let mut own = Faults::default();
+    own.unknown(at, unknown);
+    let wanted = matches.len();
+    own.at_most(MAX_MATCHES, wanted, &format!("{at}.match"));
+    let mut read = Vec::new();
+    for (position, one) in matches.take(MAX_MATCHES).enumerate() {
+        let at = format!("{at}.match[{position}]");
+        own.unknown(&at, one.unknown);
+        if !one.subnets.is_empty() {
+            own.add(format!("{at}.destinationSubnets"), "is not supported");
+        }
+        // As in Istio, which labels a client has is not known here.
+        let port = port(one.port, &at, &mut own);
+        if let Ok(port) = port
+            && !one.source_labels
+            && in_mesh(one.gateways)
+        {
+            read.push(Scoped {
+                port,
+                clients: one.source_namespace.clone().filter(|name| !name.is_empty()),
+                condition: one.names.to_vec(),
+            });
+        }
+    }
+    let backends = l4_backends(route, at, here, &mut own);
+    let invalid = match own.0.as_slice() {
+        [] if backends.is_empty() => "names no backend of any weight".to_owned(),
+        [] => String::new(),
+        faults => super::said(faults),
+    };
+    faults.0.extend(own.0);
+    // None at all would be everything.
+    (wanted == 0 || !read.is_empty()).then_some(Connections {
+        matches: read,
+        backends,
+        invalid,
+    })
+}
+
+fn tls(one: &vs::TlsRoute, at: &str, here: Here<'_>, faults: &mut Faults) -> Option<Connections> {
+    let matches = one.r#match.iter().map(|one| L4Match {
+        names: &one.sni_hosts,
+        subnets: &one.destination_subnets,
+        port: one.port,
+        source_labels: !one.source_labels.is_empty(),
+        source_namespace: &one.source_namespace,
+        gateways: &one.gateways,
+        unknown: &one.unknown_fields,
+    });
+    connections(matches, &one.route, &one.unknown_fields, at, here, faults)
+}
+
+fn tcp(one: &vs::TcpRoute, at: &str, here: Here<'_>, faults: &mut Faults) -> Option<Connections> {
+    let matches = one.r#match.iter().map(|one| L4Match {
+        names: &[],
+        subnets: &one.destination_subnets,
+        port: one.port,
+        source_labels: !one.source_labels.is_empty(),
+        source_namespace: &one.source_namespace,
+        gateways: &one.gateways,
+        unknown: &one.unknown_fields,
+    });
+    connections(matches, &one.route, &one.unknown_fields, at, here, faults)
+}
