@@ -191,6 +191,8 @@ impl Attempts<'_> {
                     left: self.deadlines.left(Instant::now()),
                 },
                 || {
+                    // The one before counts no longer.
+                    exchange.retrying(None);
                     retrying = observed.retry(policy);
                     retrying.is_some()
                 },
@@ -200,7 +202,6 @@ impl Attempts<'_> {
                 (Next::Retry(wait), sent) => {
                     // What it answered is nobody's to read.
                     drop(sent);
-                    // The one before counts no longer.
                     exchange.retrying(retrying);
                     retries += 1;
                     tokio::time::sleep(wait).await;

@@ -53,6 +53,7 @@ pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
 }
 
 pub(crate) struct World {
+    pub(crate) authority: Arc<TestAuthority>,
     pub(crate) state: Arc<State>,
     pub(crate) metrics: Metrics,
     waypoint: SocketAddr,
@@ -111,6 +112,7 @@ impl World {
         });
         let own: FixedCertificates = [authority.issue(&id(CLIENT))].into_iter().collect();
         let mut world = Self {
+            authority,
             state,
             metrics,
             waypoint: address,
@@ -457,7 +459,7 @@ fn vip(address: IpAddr) -> NetworkAddress {
     }
 }
 
-fn member(hostname: &str, port: u16, target: u16) -> Membership {
+pub(crate) fn member(hostname: &str, port: u16, target: u16) -> Membership {
     Membership {
         service: NamespacedHostname::new("shop", hostname),
         ports: [(port, target)].into_iter().collect::<Ports>(),

@@ -7,6 +7,7 @@ mod harness;
 
 mod drain;
 mod framing;
+mod networks;
 mod policies;
 mod protocols;
 mod resilience;

@@ -10,15 +10,17 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use proto::waypoint::hash_key::From;
+use proto::waypoint::http_backend::Target;
 use proto::waypoint::load_balancer::{Choice, Simple};
 use proto::waypoint::{
-    ConnectionLimits, HashCookie, HashKey, LoadBalancer, Protocol, TrafficPolicy,
+    ConnectionLimits, Destination, HashCookie, HashKey, HttpBackend, HttpRule, LoadBalancer,
+    Protocol, Retry, TrafficPolicy,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-use crate::harness::{World, application, get, soon, speaking};
+use crate::harness::{World, application, get, host, soon, speaking};
 
 fn balanced(choice: Choice) -> Option<TrafficPolicy> {
     Some(TrafficPolicy {
@@ -258,4 +260,51 @@ async fn an_endpoint_whose_name_leads_here_is_avoided() {
     for _ in 0..10 {
         assert_eq!(world.get(to, "/").await.status, 200);
     }
+}
+
+#[tokio::test]
+async fn a_request_is_tried_again_by_the_limits_of_where_it_is_sent() {
+    let mut world = World::new().await;
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&asked);
+    let backend = speaking(move |_| {
+        let before = counted.fetch_add(1, Ordering::SeqCst);
+        async move {
+            let mut response = Response::new(Full::from("answer"));
+            if before < 2 {
+                *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+            }
+            response
+        }
+    })
+    .await;
+    world.service("backend", &[backend]);
+    let to = world.service("front", &[]);
+    let rule = HttpRule {
+        backends: vec![HttpBackend {
+            weight: 1,
+            target: Some(Target::Destination(Destination {
+                namespace: "shop".into(),
+                hostname: host("backend").to_string(),
+                port: 80,
+                protocol: Protocol::Http1.into(),
+                traffic_policy: limited(ConnectionLimits {
+                    retries: 1,
+                    ..ConnectionLimits::default()
+                })
+                .map(Box::new),
+            })),
+            filters: vec![],
+        }],
+        retry: Some(Retry {
+            attempts: 3,
+            codes: vec![503],
+            backoff: None,
+        }),
+        ..HttpRule::default()
+    };
+    // One at a time is as many as a request needs.
+    world.serve("front", Protocol::Http1, vec![rule]);
+    assert_eq!(world.get(to, "/").await.status, 200);
+    assert_eq!(asked.load(Ordering::SeqCst), 3);
 }
