@@ -6,19 +6,20 @@
 //! be measured lies between them.
 
 mod requests;
+mod server;
 
 use std::net::SocketAddr;
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+pub use self::server::serve;
 use crate::lifeline::input_ended;
 
 /// Where the server takes bulk, HTTP, single bytes, and HTTP that proxies have read.
@@ -108,86 +109,6 @@ fn tune() -> Result<()> {
         std::fs::write(&path, value).with_context(|| format!("cannot set {path} to {value}"))?;
     }
     Ok(())
-}
-
-/// Serves until the input ends; says `ready` once it does.
-pub async fn serve() -> Result<()> {
-    tune()?;
-    let response: Rc<[u8]> = response().into();
-    for port in [BULK, HTTP, ECHO, REQUESTS] {
-        let listener = TcpListener::bind(("::", port))
-            .await
-            .with_context(|| format!("port {port}"))?;
-        let response = Rc::clone(&response);
-        tokio::task::spawn_local(async move {
-            // Whoever is gone before it is served needs nothing; for want of descriptors the bench fails elsewhere.
-            loop {
-                let Ok((socket, _)) = listener.accept().await else {
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                    continue;
-                };
-                let _ = socket.set_nodelay(true);
-                let response = Rc::clone(&response);
-                tokio::task::spawn_local(async move {
-                    // A client that has seen enough ends its connections as it likes.
-                    let _ = match port {
-                        BULK => bulk(socket).await,
-                        HTTP => answer(socket, &response).await,
-                        REQUESTS => requests::answer(socket, &response).await,
-                        _ => echo(socket).await,
-                    };
-                });
-            }
-        });
-    }
-    println!("ready");
-    input_ended().await;
-    Ok(())
-}
-
-async fn bulk(mut socket: TcpStream) -> std::io::Result<()> {
-    let mut block = vec![0; CHUNK];
-    match socket.read_u8().await? {
-        UP => {
-            let mut total = 0u64;
-            loop {
-                match socket.read(&mut block).await? {
-                    0 => break,
-                    count => total += count as u64,
-                }
-            }
-            socket.write_u64(total).await
-        }
-        _ => loop {
-            socket.write_all(&block).await?;
-        },
-    }
-}
-
-async fn answer(mut socket: TcpStream, response: &[u8]) -> std::io::Result<()> {
-    let (mut block, mut had) = (vec![0; 16 << 10], 0);
-    loop {
-        let count = socket.read(&mut block).await?;
-        if count == 0 {
-            return Ok(());
-        }
-        had += count;
-        while had >= REQUEST.len() {
-            had -= REQUEST.len();
-            socket.write_all(response).await?;
-        }
-    }
-}
-
-async fn echo(mut socket: TcpStream) -> std::io::Result<()> {
-    let mut byte = [0; 64];
-    loop {
-        let count = socket.read(&mut byte).await?;
-        if count == 0 {
-            return Ok(());
-        }
-        socket.write_all(&byte[..count]).await?;
-    }
 }
 
 /// Does the work and prints what came of it; of idle connections as soon as they are open.
@@ -392,6 +313,9 @@ async fn open(load: &Load) -> Result<TcpStream> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::TcpListener;
+
+    use super::server::{answer, bulk, echo};
     use super::*;
 
     async fn served(kind: Kind, connections: usize) -> Done {
