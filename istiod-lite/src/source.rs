@@ -114,7 +114,7 @@ fn followed(root_namespace: &str) -> impl Iterator<Item = Follow> {
         // Services may be led to from everywhere: only Gateways would need grants.
         Kind::ServiceAccount | Kind::Deployment | Kind::ReferenceGrant => None,
         // Nothing is made of them yet.
-        Kind::RequestAuthentication | Kind::Telemetry => None,
+        Kind::Telemetry => None,
         Kind::ConfigMap => {
             let name = wellknown::MESH_CONFIG;
             let fields = format!("metadata.namespace={root_namespace},metadata.name={name}");

@@ -2,6 +2,7 @@
 //! Facts in, wire messages out. Each function here is pure: it neither looks
 //! anything up nor remembers anything; the index hands it all that it needs.
 
+pub mod authentication;
 pub mod bypass;
 pub mod destination_rule;
 pub mod network_gateway;

@@ -659,9 +659,31 @@ fn waypoint_settings_and_policies() {
                 invalid: text("x"),
             }],
             explain: true,
+            token_rules: vec![waypoint::TokenRule {
+                of: text("o"),
+                issuer: text("i"),
+                audiences: vec![text("a")],
+                keys: text("k"),
+                no_keys: text("n"),
+                headers: vec![waypoint::TokenHeader {
+                    name: text("h"),
+                    prefix: text("p"),
+                }],
+                params: vec![text("q")],
+                cookies: vec![text("c")],
+                forward: true,
+                payload_header: text("y"),
+                claim_headers: vec![waypoint::ClaimHeader {
+                    header: text("h"),
+                    claim: text("c"),
+                }],
+                space_delimited: vec![text("s")],
+            }],
         },
         "0a 01 6e | 12 01 77 | 1a 11 0a 01 6e 12 01 70 18 01 20 01 2a 02 08 07 32 01 61 |
-         20 02 | 28 03 | 32 01 74 | 3a 06 0a 01 61 12 01 78 | 40 01",
+         20 02 | 28 03 | 32 01 74 | 3a 06 0a 01 61 12 01 78 | 40 01 |
+         4a 2d 0a 01 6f 12 01 69 1a 01 61 22 01 6b 2a 01 6e 32 06 0a 01 68 12 01 70 3a 01 71 42 01 63 48 01
+         52 01 79 5a 06 0a 01 68 12 01 63 62 01 73",
     );
     let condition = waypoint::Condition {
         attribute: waypoint::Attribute::SourcePrincipal.into(),

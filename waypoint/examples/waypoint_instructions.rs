@@ -100,6 +100,7 @@ fn service(routes: usize) -> Service {
         namespace: "shop".into(),
         hostname: "cart.shop.svc.cluster.local".into(),
         policies: Vec::new(),
+        token_rules: Vec::new(),
         ports: vec![port],
     };
     Service::compile(&wire).unwrap()

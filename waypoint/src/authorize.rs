@@ -8,7 +8,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use http::HeaderMap;
+use http::{HeaderMap, request};
 use mesh::{Connection, NamespacedHostname, PolicySet, Store, Workload};
 use mesh::{Decision as Passage, DenyReason};
 use spiffe::SpiffeId;
@@ -18,6 +18,7 @@ use crate::destination::Unserved;
 use crate::route;
 use crate::settings::Settings;
 use crate::state::Known;
+use crate::token::{self, Accepted, BadToken};
 
 /// What policies look at of a connection.
 #[derive(Debug, Clone)]
@@ -102,6 +103,19 @@ impl Rules {
     fn policies(&self) -> impl Iterator<Item = &Policy> + Clone {
         let own = self.service.iter().flat_map(|service| service.policies());
         self.settings.policies.iter().chain(own)
+    }
+
+    /// What the tokens of a request say, which its head is made to tell the endpoint.
+    ///
+    /// # Errors
+    /// Why it is refused.
+    pub fn authenticate(
+        &self,
+        head: &mut request::Parts,
+        now: i64,
+    ) -> Result<Option<Accepted>, BadToken> {
+        let own = self.service.iter().flat_map(|service| service.tokens());
+        token::authenticate(self.settings.tokens.iter().chain(own), head, now)
     }
 
     /// Whether there is anything to decide by.

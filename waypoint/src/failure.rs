@@ -15,6 +15,7 @@ use mesh::NoEndpoint;
 
 use crate::destination::Unserved;
 use crate::resilience::limits::Overflow;
+use crate::token::BadToken;
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Failure {
@@ -24,6 +25,9 @@ pub enum Failure {
     /// A policy, or the absence of one that this waypoint's pod names, forbids it.
     #[error("{0}")]
     Denied(Arc<str>),
+    /// A token of the request is no good.
+    #[error("{0}")]
+    Token(BadToken),
     /// It was allowed once.
     #[error("closed because policy changed: {0}")]
     PolicyChanged(Arc<str>),
@@ -145,7 +149,9 @@ impl Failure {
             | Self::ClientProtocol(_)
             | Self::ClientHttp(_)
             | Self::ClientTls(_) => Flag::DownstreamProtocolError,
-            Self::ClientHandshake(_) | Self::Revoked(_) | Self::Certificate(_) => Flag::Identity,
+            Self::Token(_) | Self::ClientHandshake(_) | Self::Revoked(_) | Self::Certificate(_) => {
+                Flag::Identity
+            }
             Self::Full(_) | Self::Overflow(_) | Self::Limit(_) => Flag::Overflow,
             Self::Timeout => Flag::UpstreamTimeout,
             Self::Routed { flag, .. } => *flag,
@@ -170,6 +176,7 @@ impl Failure {
                 | Unserved::NoPort { .. },
             )
             | Self::Routed { .. } => StatusCode::NOT_FOUND,
+            Self::Token(_) => StatusCode::UNAUTHORIZED,
             Self::Denied(_) | Self::PolicyChanged(_) => StatusCode::FORBIDDEN,
             Self::Malformed(_)
             | Self::ClientProtocol(_)

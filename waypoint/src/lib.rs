@@ -25,6 +25,7 @@ pub mod destination;
 pub mod authorize;
 pub mod authz;
 pub mod settings;
+pub mod token;
 
 pub mod connection;
 pub mod detect;

@@ -26,6 +26,7 @@ pub use self::refusals::{Refusal, Refusals};
 use crate::authz::Decision;
 use crate::exchange::Requests;
 use crate::failure::{Failure, Flag};
+use crate::token::BadToken;
 
 /// Label sets whose counters stay at hand on each worker.
 const CACHED_LABEL_SETS: usize = 4096;
@@ -60,6 +61,11 @@ const FAMILIES: [(&str, &str); 7] = [
         "Endpoints that were left alone for a while because of their errors",
     ),
 ];
+
+const TOKENS: (&str, &str) = (
+    "culvert_tokens_refused_total",
+    "Requests that were refused for their token, by what is wrong with it",
+);
 
 type Cached = HashMap<Labels, Arc<TcpCounters>>;
 
@@ -119,7 +125,7 @@ pub struct Connection {
 
 impl Recorder {
     pub fn new(metrics: Metrics, workers: usize) -> Arc<Self> {
-        for (name, help) in FAMILIES.into_iter().chain([decisions::FAMILY]) {
+        for (name, help) in FAMILIES.into_iter().chain([decisions::FAMILY, TOKENS]) {
             metrics.describe(name, help);
         }
         Arc::new(Self {
@@ -170,6 +176,13 @@ impl Recorder {
     /// Counts what policies have decided; returns what the log is to say of it.
     pub fn decided(&self, decision: &Decision<'_>) -> Decided {
         decisions::count(&self.metrics, decision)
+    }
+
+    /// A request that is refused for its token: counted, and for the admin view.
+    pub fn refuse_token(&self, ends: &Ends, why: BadToken) {
+        let labels = [("reason", &*why.to_string())];
+        self.metrics.counter(TOKENS.0, &labels).increment(1);
+        self.denied(ends, &Failure::Token(why));
     }
 
     /// A request that is denied, for the admin view; its log line and metrics are its exchange's.

@@ -45,6 +45,7 @@ use crate::resilience::timeouts::Timeouts;
 use crate::resilience::traffic::Balancing;
 use crate::route::{self, Answer, Forward, Here, Port, Protocol, Table};
 use crate::session::UnixTime;
+use crate::token::Accepted;
 
 const CLIENT_CERT: HeaderName = HeaderName::from_static("x-forwarded-client-cert");
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -146,7 +147,8 @@ impl Life<'_> {
         let wish = Wish::of(&mut head)?;
         let client = head.extensions.remove::<OnUpgrade>();
 
-        self.authorize(&rules, &head, &asked)?;
+        let token = self.authenticate(&rules, &mut head, &asked)?;
+        self.authorize(&rules, (&head, &asked), token.as_ref())?;
         let port = self.port()?;
         let answer = self.route(port.as_ref().map(PortNow::get), &head, &asked);
         let (forward, target) = match answer {
@@ -248,8 +250,29 @@ impl Life<'_> {
         rules.map_err(|unserved| Failure::from(unserved).into())
     }
 
+    /// What the tokens of the request say; from here on its headers tell of them what the endpoint is to know.
+    fn authenticate(
+        &mut self,
+        rules: &Rules,
+        head: &mut Parts,
+        asked: &Read,
+    ) -> Result<Option<Accepted>, Reply> {
+        let judged = rules.authenticate(head, now().0.into());
+        judged.map_err(|why| {
+            let recorder = &self.conversation.waypoint.recorder;
+            recorder.refuse_token(self.exchange.ends(), why);
+            let realm = format!("http://{}{}", asked.authority, asked.path);
+            Reply::unauthorized(why, &realm)
+        })
+    }
+
     /// Whether the request may come.
-    fn authorize(&mut self, rules: &Rules, head: &Parts, asked: &Read) -> Result<(), Reply> {
+    fn authorize(
+        &mut self,
+        rules: &Rules,
+        (head, asked): (&Parts, &Read),
+        token: Option<&Accepted>,
+    ) -> Result<(), Reply> {
         if rules.is_empty() {
             return Ok(());
         }
@@ -261,7 +284,9 @@ impl Life<'_> {
             authority: &asked.authority,
             path: &asked.path,
             headers: &head.headers,
-            token: None,
+            token: token.map(|token| authz::Token {
+                claims: &token.claims,
+            }),
         };
         let access = rules.asking(tracked.facts(), request);
         let refused = rules.custom(&access).find_map(|(by, authorizer)| {

@@ -27,6 +27,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 
 use crate::authz::{BadPolicy, Policy};
 use crate::resilience::traffic::TrafficPolicy;
+use crate::token::{BadRule, TokenRule};
 
 pub use http_table::{Hit, HttpTable};
 pub use reason::Reason;
@@ -153,6 +154,9 @@ pub enum BadService {
     /// A policy of its own.
     #[error("policies: {0}")]
     Authorization(#[from] BadPolicy),
+    /// A rule of tokens of its own.
+    #[error("token_rules: {0}")]
+    Token(#[from] BadRule),
     /// The same port twice.
     #[error("ports: {0} stands there twice")]
     PortTwice(u16),
@@ -197,6 +201,7 @@ pub struct Service {
     pub hostname: Arc<str>,
     ports: HashMap<u16, Port>,
     policies: Box<[Policy]>,
+    tokens: Box<[TokenRule]>,
 }
 
 /// A port of a service.
@@ -236,6 +241,7 @@ impl Service {
             }
         }
         let policies = service.policies.iter().map(Policy::compile);
+        let tokens = service.token_rules.iter().map(TokenRule::compile);
         let mut ports = HashMap::new();
         for port in &service.ports {
             let number = port_number(port.number)?;
@@ -248,7 +254,13 @@ impl Service {
             hostname: service.hostname.as_str().into(),
             ports,
             policies: policies.collect::<Result<_, _>>()?,
+            tokens: tokens.collect::<Result<_, _>>()?,
         })
+    }
+
+    /// The rules of tokens that are for it alone.
+    pub fn tokens(&self) -> &[TokenRule] {
+        &self.tokens
     }
 
     /// The policies that are for it alone.

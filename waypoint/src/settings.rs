@@ -7,12 +7,15 @@ use proto::waypoint as wire;
 
 use crate::authz::{BadPolicy, Policy};
 use crate::path::Normalization;
+use crate::token::{BadRule, TokenRule};
 
 /// What holds for all that this waypoint serves.
 #[derive(Debug, Default)]
 pub struct Settings {
     /// Of its Gateway and of its class.
     pub policies: Box<[Policy]>,
+    /// The same of tokens.
+    pub tokens: Box<[TokenRule]>,
     pub normalization: Normalization,
     /// How many proxies in front of it are believed about who a request comes from.
     pub trusted_hops: u32,
@@ -36,6 +39,8 @@ pub struct Authorizer {
 pub enum BadSettings {
     #[error("{0}")]
     Policy(#[from] BadPolicy),
+    #[error("{0}")]
+    Token(#[from] BadRule),
     #[error("path normalization {0} is not known here")]
     Normalization(i32),
 }
@@ -57,6 +62,7 @@ impl Settings {
             Err(_) => return Err(BadSettings::Normalization(said)),
         };
         let policies = waypoint.policies.iter().map(Policy::compile);
+        let tokens = waypoint.token_rules.iter().map(TokenRule::compile);
         let authorizers = waypoint.authorizers.iter().map(|authorizer| Authorizer {
             name: authorizer.name.as_str().into(),
             invalid: authorizer.invalid.as_str().into(),
@@ -64,6 +70,7 @@ impl Settings {
         let trust_domains = waypoint.trust_domains.iter();
         Ok(Self {
             policies: policies.collect::<Result<_, _>>()?,
+            tokens: tokens.collect::<Result<_, _>>()?,
             normalization,
             trusted_hops: waypoint.trusted_hops,
             trust_domains: trust_domains.map(|domain| domain.as_str().into()).collect(),

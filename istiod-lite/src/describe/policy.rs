@@ -24,11 +24,36 @@ pub(super) fn waypoint(waypoint: &wire::Waypoint) -> Value {
     let authorizers = authorizers.map(|one| json!({ "name": one.name, "invalid": one.invalid }));
     out.add("authorizers", authorizers.collect::<Vec<_>>());
     out.add("explain", waypoint.explain);
+    out.add("tokenRules", token_rules(&waypoint.token_rules));
     out.into()
 }
 
 pub(super) fn policies(policies: &[wire::Policy]) -> Vec<Value> {
     policies.iter().map(policy).collect()
+}
+
+pub(super) fn token_rules(rules: &[wire::TokenRule]) -> Vec<Value> {
+    let each = rules.iter().map(|rule| {
+        let mut out = Fields::default();
+        out.add("of", &rule.of);
+        out.add("issuer", &rule.issuer);
+        out.add("audiences", rule.audiences.clone());
+        out.add("keyBytes", Some(rule.keys.len()).filter(|bytes| *bytes > 0));
+        out.add("noKeys", &rule.no_keys);
+        let headers = rule.headers.iter();
+        let headers = headers.map(|header| format!("{}: {}", header.name, header.prefix));
+        out.add("headers", headers.collect::<Vec<_>>());
+        out.add("params", rule.params.clone());
+        out.add("cookies", rule.cookies.clone());
+        out.add("forward", rule.forward);
+        out.add("payloadHeader", &rule.payload_header);
+        let claims = rule.claim_headers.iter();
+        let claims = claims.map(|one| format!("{}: {}", one.header, one.claim));
+        out.add("claimHeaders", claims.collect::<Vec<_>>());
+        out.add("spaceDelimited", rule.space_delimited.clone());
+        Value::from(out)
+    });
+    each.collect()
 }
 
 fn policy(policy: &wire::Policy) -> Value {

@@ -6,7 +6,10 @@ mod traffic;
 use proto::waypoint as wire;
 use serde_json::Value;
 
-use super::{Fields, policy::policies};
+use super::{
+    Fields,
+    policy::{policies, token_rules},
+};
 
 pub(super) fn service(service: &wire::Service) -> Value {
     let mut out = Fields::default();
@@ -14,6 +17,7 @@ pub(super) fn service(service: &wire::Service) -> Value {
     out.add("hostname", &service.hostname);
     out.add("ports", service.ports.iter().map(port).collect::<Vec<_>>());
     out.add("policies", policies(&service.policies));
+    out.add("tokenRules", token_rules(&service.token_rules));
     out.into()
 }
 

@@ -24,7 +24,7 @@ use crate::{
         workload_entry,
     },
     translate::{
-        destination_rule,
+        authentication, destination_rule,
         policy::{self as authorization, TargetKey},
         route::{self, ParentKey, Route, RouteId},
     },
@@ -105,6 +105,10 @@ impl Index {
                 conditions = Some(conditions_of(o.status.as_ref()));
                 self.set_policy(&name, Some(take(read, &mut problems)));
             }
+            Object::RequestAuthentication(o) => {
+                let read = authentication::translate(o, &self.mesh.root_namespace);
+                self.set_authentication(&name, Some(take(read, &mut problems)));
+            }
             Object::PeerAuthentication(o) => {
                 let facts = take(policy::read_peer_authentication(o), &mut problems);
                 if *name.namespace == *self.mesh.root_namespace && facts.reach != Reach::All {
@@ -182,6 +186,7 @@ impl Index {
             Kind::Gateway => self.set_gateway(&name, None),
             Kind::GatewayClass => self.set_class(&name.name, None),
             Kind::AuthorizationPolicy => self.set_policy(&name, None),
+            Kind::RequestAuthentication => self.set_authentication(&name, None),
             Kind::PeerAuthentication => self.set_peer(&name, None),
             kind @ (Kind::HTTPRoute
             | Kind::GRPCRoute

@@ -29,6 +29,7 @@ use crate::{
         workload_entry::WorkloadEntry,
     },
     translate::{
+        authentication::Authentication,
         destination_rule::DestinationRule,
         policy::{Policy, TargetKey},
         route::{Host, ParentKey, Route, RouteId},
@@ -53,6 +54,8 @@ pub(super) struct World {
     pub(super) hosts: HashMap<Arc<str>, BTreeSet<NamespacedName>>,
     /// Policies by what they are for.
     pub(super) policies_by_target: HashMap<TargetKey, BTreeSet<NamespacedName>>,
+    /// RequestAuthentications likewise.
+    pub(super) authentications_by_target: HashMap<TargetKey, BTreeSet<NamespacedName>>,
     /// Routes by what they are for.
     pub(super) routes_by_parent: HashMap<ParentKey, BTreeSet<RouteId>>,
     /// Routes by the Kubernetes services that they lead to.
@@ -82,6 +85,7 @@ pub(super) struct Inhabitants {
     pub(super) slices_by_pod: HashMap<String, BTreeSet<Arc<str>>>,
     pub(super) policies: BTreeMap<Arc<str>, Policy>,
     pub(super) policies_by_selector: BySelector,
+    pub(super) authentications: BTreeMap<Arc<str>, Authentication>,
     pub(super) peers: BTreeMap<Arc<str>, PeerAuthentication>,
     pub(super) peers_by_selector: BySelector,
     pub(super) gateways: BTreeMap<Arc<str>, Gateway>,
@@ -252,6 +256,7 @@ impl Inhabitants {
             && self.services.is_empty()
             && self.slices.is_empty()
             && self.policies.is_empty()
+            && self.authentications.is_empty()
             && self.peers.is_empty()
             && self.gateways.is_empty()
             && self.entries.is_empty()

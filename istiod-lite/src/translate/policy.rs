@@ -23,6 +23,7 @@ use cluster::kinds;
 use proto::{security as wire, waypoint as wp};
 
 use self::matching::Entry;
+pub(in crate::translate) use self::targets::targets;
 pub use self::targets::{Target, TargetKey};
 use crate::facts::{
     Problem, Read, annotation,
@@ -68,7 +69,7 @@ pub fn translate(policy: &kinds::AuthorizationPolicy, root_namespace: &str) -> R
     if targeted && spec.selector.is_none() {
         let namespace = policy.metadata.namespace.as_deref().unwrap_or_default();
         let references = (spec.target_ref.as_ref(), spec.target_refs.as_slice());
-        let targets = targets::targets(references, namespace, root_namespace, &mut problems);
+        let targets = targets(references, namespace, root_namespace, &mut problems);
         let (message, unread) = waypoint::policy(policy);
         let stricter = (!unread.is_empty()).then(|| {
             let fields: Vec<&str> = unread.iter().map(|one| one.field.as_str()).collect();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! An answer that is made here: why, with which status, and a short body that names its flag.
 
+use std::borrow::Cow;
+
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{HeaderName, Response, StatusCode};
 
@@ -10,6 +12,7 @@ use crate::failure::{Failure, Flag};
 use crate::hygiene::Malformed;
 use crate::path::BadPath;
 use crate::route::Reason;
+use crate::token::BadToken;
 
 const OVERLOADED: HeaderName = HeaderName::from_static("x-envoy-overloaded");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -23,7 +26,7 @@ pub struct Reply {
     words: String,
     grpc_status: Option<u8>,
     /// What the client reads, in place of the flag's own words.
-    body: Option<&'static str>,
+    body: Option<Cow<'static, str>>,
     /// Nothing is wrong: there is nothing to explain.
     silent: bool,
 }
@@ -70,8 +73,23 @@ impl Reply {
     /// A policy forbids it. What the client reads names none; the log does.
     pub fn denied(words: impl Into<String>) -> Self {
         Self {
-            body: Some("RBAC: access denied"),
+            body: Some("RBAC: access denied".into()),
             ..Self::of(StatusCode::FORBIDDEN, Flag::Denied, words)
+        }
+    }
+
+    /// A token is no good, and the client is told why; `realm` is what it asked for.
+    pub fn unauthorized(why: BadToken, realm: &str) -> Self {
+        let mut headers = HeaderMap::new();
+        let challenge = format!("Bearer realm=\"{realm}\", error=\"invalid_token\"");
+        if let Ok(challenge) = HeaderValue::from_str(&challenge) {
+            headers.insert(header::WWW_AUTHENTICATE, challenge);
+        }
+        let failure = Failure::Token(why);
+        Self {
+            headers: Box::new(headers),
+            body: Some(why.to_string().into()),
+            ..Self::of(failure.status(), failure.flag(), failure.to_string())
         }
     }
 
@@ -111,7 +129,8 @@ impl Reply {
                 HeaderValue::from_static("application/grpc"),
             );
             set.insert(GRPC_STATUS, HeaderValue::from(u16::from(code)));
-            if let Ok(message) = HeaderValue::from_str(&visible(body.unwrap_or(&words))) {
+            if let Ok(message) = HeaderValue::from_str(&visible(body.as_deref().unwrap_or(&words)))
+            {
                 set.insert(GRPC_MESSAGE, message);
             }
             exchange.answered(StatusCode::OK, response.headers());
@@ -127,7 +146,7 @@ impl Reply {
             .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
         exchange.answered(status, response.headers());
         let text = match (body, flag) {
-            (Some(body), _) => body.to_owned(),
+            (Some(body), _) => body.into_owned(),
             (None, Flag::None) => format!("{words}\n"),
             (None, _) => format!("{flag_text}: {}\n", brief(flag)),
         };

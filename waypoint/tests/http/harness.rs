@@ -253,6 +253,7 @@ impl World {
                 traffic_policy: policy.map(Box::new),
             }],
             policies,
+            token_rules: Vec::new(),
         };
         let service = route::Service::compile(&message).unwrap();
         let key = NamespacedHostname::new("shop", host(name));

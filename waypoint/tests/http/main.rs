@@ -13,4 +13,5 @@ mod protocols;
 mod resilience;
 mod routes;
 mod tls;
+mod tokens;
 mod websocket;

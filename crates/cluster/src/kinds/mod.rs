@@ -20,7 +20,7 @@ pub mod virtual_service;
 mod definitions;
 
 pub use destination_rule::DestinationRule;
-pub use extension::{RequestAuthentication, Telemetry, WasmPlugin};
+pub use extension::{JwtRule, RequestAuthentication, Telemetry, WasmPlugin};
 
 pub use gateway::{
     AllowedRoutes, Gateway, GatewayAddress, GatewayClass, GatewayClassSpec, GatewayInfrastructure,

@@ -59,16 +59,18 @@ impl Index {
             return Vec::new();
         }
         let namespace = &parent.name().namespace;
+        let target = match parent {
+            ParentKey::Service(name) => TargetKey::Service(name.clone()),
+            ParentKey::Entry(name) => TargetKey::Entry(name.clone()),
+        };
         let served = Served {
             namespace,
             waypoint: waypoints[0],
             hostname,
             ports,
             routes: &self.routes_for(parent),
-            policies: self.policies_for(&match parent {
-                ParentKey::Service(name) => TargetKey::Service(name.clone()),
-                ParentKey::Entry(name) => TargetKey::Entry(name.clone()),
-            }),
+            policies: self.policies_for(&target),
+            token_rules: self.token_rules_for(&target),
             virtuals: &self.virtuals_for(hostname, namespace, binding),
         };
         let message = serving::service(served, self);

@@ -28,6 +28,16 @@ impl Index {
         messages.collect()
     }
 
+    /// The rules of tokens that are for something, by the names of their objects.
+    pub(super) fn token_rules_for(&self, target: &TargetKey) -> Vec<wire::TokenRule> {
+        let names = self.world.authentications_by_target.get(target);
+        let rules = names.into_iter().flatten().filter_map(|name| {
+            let here = self.world.inhabitants(&name.namespace)?;
+            Some(here.authentications.get(&name.name)?.rules.clone())
+        });
+        rules.flatten().collect()
+    }
+
     /// What holds for all that a waypoint serves.
     pub(super) fn derive_waypoint(&self, name: &NamespacedName) -> Option<Derived> {
         let (gateway, _) = self.world.gateway(name)?;
@@ -36,6 +46,8 @@ impl Index {
         // One that names both its Gateway and its class counts once.
         policies.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
         policies.dedup();
+        let mut token_rules = self.token_rules_for(&TargetKey::Gateway(name.clone()));
+        token_rules.extend(self.token_rules_for(&TargetKey::Class(gateway.class.clone())));
         let config = &self.world.mesh_config;
         let own = std::iter::once(self.mesh.trust_domain.as_str());
         let aliases = config.trust_domain_aliases.iter().map(String::as_str);
@@ -48,6 +60,7 @@ impl Index {
             trust_domains: own.chain(aliases).map(str::to_owned).collect(),
             authorizers: Vec::new(),
             explain: gateway.explains,
+            token_rules,
         };
         Some(Derived {
             served: vec![(

@@ -2,7 +2,10 @@
 //! AuthorizationPolicies and PeerAuthentications into the facts. Workloads only name
 //! policies, so that a change of rules concerns none of them.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use super::{Index, Subject, mark_selected, mark_workloads};
 use crate::{
@@ -10,7 +13,10 @@ use crate::{
         NamespacedName,
         policy::{PeerAuthentication, Reach},
     },
-    translate::policy::{self as authorization, TargetKey},
+    translate::{
+        authentication::Authentication,
+        policy::{self as authorization, TargetKey},
+    },
 };
 
 impl Index {
@@ -72,19 +78,43 @@ impl Index {
                 .collect()
         };
         let (before, now) = (keys(before), keys(now));
-        for key in before.difference(&now) {
-            if let Some(names) = self.world.policies_by_target.get_mut(key) {
-                names.remove(name);
-                if names.is_empty() {
-                    self.world.policies_by_target.remove(key);
-                }
-            }
+        relink(&mut self.world.policies_by_target, name, &before, &now);
+        self.mark_targets(before.union(&now));
+    }
+
+    pub(super) fn set_authentication(
+        &mut self,
+        name: &NamespacedName,
+        facts: Option<Authentication>,
+    ) {
+        let here = self.world.namespaces.entry(name.namespace.clone());
+        let all = &mut here.or_default().authentications;
+        let before = match &facts {
+            Some(facts) => all.insert(name.name.clone(), facts.clone()),
+            None => all.remove(&name.name),
+        };
+        if before != facts {
+            let keys = |facts: Option<&Authentication>| -> BTreeSet<TargetKey> {
+                let targets = facts.into_iter().flat_map(|facts| &facts.targets);
+                targets
+                    .filter_map(|target| target.key.clone().ok())
+                    .collect()
+            };
+            let (before, now) = (keys(before.as_ref()), keys(facts.as_ref()));
+            relink(
+                &mut self.world.authentications_by_target,
+                name,
+                &before,
+                &now,
+            );
+            self.mark_targets(before.union(&now));
         }
-        for key in &now {
-            let names = self.world.policies_by_target.entry(key.clone());
-            names.or_default().insert(name.clone());
-        }
-        for key in before.union(&now) {
+        self.forget_deserted(&name.namespace);
+    }
+
+    /// Marks what waypoints are told of these.
+    fn mark_targets<'k>(&mut self, keys: impl Iterator<Item = &'k TargetKey>) {
+        for key in keys {
             let subject = match key {
                 TargetKey::Gateway(name) => Subject::Waypoint(name.clone()),
                 TargetKey::Service(name) => Subject::Service(name.clone()),
@@ -202,5 +232,28 @@ impl Index {
                 self.dirty.extend(touched);
             }
         }
+    }
+}
+
+/// Notes under what an object is found, in place of what it was found under before.
+fn relink(
+    by_target: &mut HashMap<TargetKey, BTreeSet<NamespacedName>>,
+    name: &NamespacedName,
+    before: &BTreeSet<TargetKey>,
+    now: &BTreeSet<TargetKey>,
+) {
+    for key in before.difference(now) {
+        if let Some(names) = by_target.get_mut(key) {
+            names.remove(name);
+            if names.is_empty() {
+                by_target.remove(key);
+            }
+        }
+    }
+    for key in now {
+        by_target
+            .entry(key.clone())
+            .or_default()
+            .insert(name.clone());
     }
 }

@@ -30,6 +30,8 @@ pub struct Served<'a> {
     pub policies: Vec<wire::Policy>,
     /// The VirtualServices that are for its host.
     pub virtuals: &'a [Attached<'a>],
+    /// The same of tokens.
+    pub token_rules: Vec<wire::TokenRule>,
 }
 
 /// A route, and how it is for the service.
@@ -160,6 +162,7 @@ pub fn service(served: Served<'_>, resolver: &impl Resolver) -> wire::Service {
         hostname: served.hostname.to_owned(),
         ports: ports.collect(),
         policies: served.policies.clone(),
+        token_rules: served.token_rules.clone(),
     }
 }
 

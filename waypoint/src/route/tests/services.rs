@@ -17,6 +17,7 @@ fn service(ports: Vec<(u32, Vec<RouteTable>)>) -> Service {
         hostname: "echo-v1.mesh.svc.cluster.local".into(),
         ports: ports.into_iter().map(port).collect(),
         policies: Vec::new(),
+        token_rules: Vec::new(),
     };
     Service::compile(&wire).unwrap()
 }
@@ -78,6 +79,7 @@ fn resources_that_say_nothing_certain_are_refused() {
             hostname: "h".into(),
             ports: vec![port],
             policies: Vec::new(),
+            token_rules: Vec::new(),
         };
         change(&mut wire);
         Service::compile(&wire).unwrap_err().to_string()

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A RequestAuthentication as waypoints verify tokens by it.
+//!
+//! ztunnel sees no tokens: one that chooses workloads is enforced by nobody, and its author is told. A rule that can't be
+//! taken as written refuses the tokens of its issuer.
+
+use cluster::kinds;
+use http::HeaderName;
+use proto::waypoint as wire;
+
+use super::policy::{Target, targets};
+use crate::facts::{Problem, Read};
+
+/// A RequestAuthentication, as far as waypoints are concerned.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Authentication {
+    /// What it is for.
+    pub targets: Vec<Target>,
+    /// What waypoints are told.
+    pub rules: Vec<wire::TokenRule>,
+}
+
+/// Translates a RequestAuthentication.
+pub fn translate(
+    written: &kinds::RequestAuthentication,
+    root_namespace: &str,
+) -> Read<Authentication> {
+    let spec = &written.spec;
+    let meta = &written.metadata;
+    let namespace = meta.namespace.as_deref().unwrap_or_default();
+    let mut problems = Vec::new();
+    let mut report = |field: String, reason: &str| problems.push(Problem::new(field, reason));
+    for field in spec.unknown_fields.keys() {
+        report(format!("spec.{field}"), "is not known; it is ignored");
+    }
+    if spec.selector.is_some() || spec.target_ref.is_none() && spec.target_refs.is_empty() {
+        report(
+            "spec".into(),
+            "is for workloads, whose nodes see no tokens: nothing enforces it; targetRefs name what waypoints serve",
+        );
+    }
+    let references = (spec.target_ref.as_ref(), spec.target_refs.as_slice());
+    let targets = targets(references, namespace, root_namespace, &mut problems);
+    let of = format!("{namespace}/{}", meta.name.as_deref().unwrap_or_default());
+    let rules = spec.jwt_rules.iter().enumerate().map(|(index, written)| {
+        let path = format!("spec.jwtRules[{index}]");
+        rule(written, &path, &of, &mut problems)
+    });
+    let rules = rules.collect();
+    Read {
+        facts: Authentication { targets, rules },
+        problems,
+    }
+}
+
+fn rule(
+    written: &kinds::JwtRule,
+    path: &str,
+    of: &str,
+    problems: &mut Vec<Problem>,
+) -> wire::TokenRule {
+    let mut faults = Vec::new();
+    for field in written.unknown_fields.keys() {
+        match field.as_str() {
+            // Istio's control plane doesn't look at it either.
+            "presence" => problems.push(Problem::new(
+                format!("{path}.{field}"),
+                "is not looked at: a policy can ask for a token",
+            )),
+            _ => faults.push((field.clone(), "is not known".to_owned())),
+        }
+    }
+    let keys = match (&written.jwks, &written.jwks_uri) {
+        (Some(keys), _) if !keys.is_empty() => keys.clone(),
+        (_, Some(uri)) => {
+            let words = format!("{uri:?} is not fetched; write the keys into jwks");
+            faults.push(("jwksUri".to_owned(), words));
+            String::new()
+        }
+        _ => {
+            faults.push((
+                "jwks".to_owned(),
+                "is missing, and keys are not fetched".to_owned(),
+            ));
+            String::new()
+        }
+    };
+    if written.issuer.is_empty() && written.jwks_uri.is_none() {
+        faults.push(("issuer".to_owned(), "is empty".to_owned()));
+    }
+    let mut is_header = |field: String, name: &str| {
+        let is_one = name.parse::<HeaderName>().is_ok();
+        if !is_one {
+            faults.push((field, format!("{name:?} is no header's name")));
+        }
+        is_one
+    };
+    let headers = written
+        .from_headers
+        .iter()
+        .enumerate()
+        .filter_map(|(i, header)| {
+            let is_one = is_header(format!("fromHeaders[{i}].name"), &header.name);
+            is_one.then(|| wire::TokenHeader {
+                name: header.name.clone(),
+                prefix: header.prefix.clone().unwrap_or_default(),
+            })
+        });
+    let headers = headers.collect();
+    let payload = written.output_payload_to_header.as_deref();
+    let payload = payload.filter(|name| !name.is_empty());
+    let payload = payload.filter(|name| is_header("outputPayloadToHeader".to_owned(), name));
+    let claims = written.output_claim_to_headers.iter().enumerate();
+    let claims = claims.filter_map(|(i, claim)| {
+        let is_one = is_header(format!("outputClaimToHeaders[{i}].header"), &claim.header);
+        is_one.then(|| wire::ClaimHeader {
+            header: claim.header.clone(),
+            claim: claim.claim.clone(),
+        })
+    });
+    let claim_headers = claims.collect();
+    let no_keys = faults
+        .first()
+        .map(|(field, reason)| format!("{path}.{field}: {reason}"));
+    problems.extend(faults.into_iter().map(|(field, reason)| {
+        let reason = format!("{reason}; tokens of this issuer are refused");
+        Problem::new(format!("{path}.{field}"), reason)
+    }));
+    wire::TokenRule {
+        of: of.to_owned(),
+        issuer: written.issuer.clone(),
+        audiences: written.audiences.clone(),
+        keys,
+        no_keys: no_keys.unwrap_or_default(),
+        headers,
+        params: written.from_params.clone(),
+        cookies: written.from_cookies.clone(),
+        forward: written.forward_original_token.unwrap_or_default(),
+        payload_header: payload.unwrap_or_default().to_owned(),
+        claim_headers,
+        space_delimited: written.space_delimited_claims.clone(),
+    }
+}
