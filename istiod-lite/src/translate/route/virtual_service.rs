@@ -13,17 +13,18 @@ use cluster::{
 use proto::waypoint as wire;
 
 use super::{
-    Backend, Faults, Filter, Host, HttpRule, Reach, Reference, Route, Rules, Target, Unresolved,
+    Backend, Faults, Host, HttpRule, Reach, Reference, Route, Rules, Target, Unresolved,
     filters::{self, Place, Prefix},
     http::Draft,
-    values,
 };
 use crate::{
     facts::{created, endpoint::is_host, service::port_number},
     translate::Mesh,
 };
 
+mod changes;
 mod conditions;
+mod connections;
 mod retry;
 
 /// Rules of each kind.
@@ -151,11 +152,15 @@ pub(super) fn read(service: &kinds::VirtualService, mesh: &Mesh) -> Route {
         }
         for (position, one) in spec.tls.iter().enumerate() {
             let at = format!("spec.tls[{position}]");
-            rules.tls.extend(tls(one, &at, here, &mut faults));
+            rules
+                .tls
+                .extend(connections::tls(one, &at, here, &mut faults));
         }
         for (position, one) in spec.tcp.iter().enumerate() {
             let at = format!("spec.tcp[{position}]");
-            rules.tcp.extend(tcp(one, &at, here, &mut faults));
+            rules
+                .tcp
+                .extend(connections::tcp(one, &at, here, &mut faults));
         }
     } else {
         rules.http.push(Ordered {
@@ -279,12 +284,12 @@ fn http(one: &vs::HttpRoute, at: &str, here: Here<'_>, faults: &mut Faults) -> O
         prefix: Prefix::One,
     };
     let mut filters = filters::read(
-        &filters_of(one, at, &matches, &mut own),
+        &changes::filters_of(one, at, &matches, &mut own),
         at,
         place,
         &mut own,
     );
-    filters.extend(mirrors(one, at, here, &mut own));
+    filters.extend(changes::mirrors(one, at, here, &mut own));
     if one.redirect.is_some() && !one.route.is_empty() {
         own.add(
             format!("{at}.redirect"),
@@ -306,240 +311,6 @@ fn http(one: &vs::HttpRoute, at: &str, here: Here<'_>, faults: &mut Faults) -> O
     let mut rule = draft.finish(own, faults);
     rule.reach = Reach::Matched;
     Some(Ordered { rule, matches })
-}
-
-/// What Gateway API has as filters too.
-fn filters_of(
-    one: &vs::HttpRoute,
-    at: &str,
-    matches: &[Scoped<wire::HttpMatch>],
-    own: &mut Faults,
-) -> Vec<kinds::RouteFilter> {
-    let mut filters = one.headers.as_ref().map_or(Vec::new(), |headers| {
-        headers_of(headers, &format!("{at}.headers"), own)
-    });
-    if let Some(redirect) = &one.redirect {
-        filters.push(redirect_of(redirect, &format!("{at}.redirect"), own));
-    }
-    if let Some(rewrite) = &one.rewrite {
-        filters.push(rewrite_of(rewrite, &format!("{at}.rewrite"), matches, own));
-    }
-    if let Some(cors) = &one.cors_policy {
-        filters.push(cors_of(cors, &format!("{at}.corsPolicy"), own));
-    }
-    filters
-}
-
-fn headers_of(headers: &vs::Headers, at: &str, own: &mut Faults) -> Vec<kinds::RouteFilter> {
-    own.unknown(at, &headers.unknown_fields);
-    let mut filter = |operations: &vs::HeaderOperations, side: &str| {
-        own.unknown(&format!("{at}.{side}"), &operations.unknown_fields);
-        let list = |all: &std::collections::BTreeMap<String, String>| {
-            all.iter()
-                .map(|(name, value)| kinds::HeaderValue {
-                    name: name.clone(),
-                    value: value.clone(),
-                })
-                .collect()
-        };
-        kinds::HeaderFilter {
-            set: list(&operations.set),
-            add: list(&operations.add),
-            remove: operations.remove.clone(),
-            unknown_fields: kinds::UnknownFields::new(),
-        }
-    };
-    let request = headers.request.as_ref().map(|given| kinds::RouteFilter {
-        filter_type: Some(kinds::FilterType::RequestHeaderModifier),
-        request_header_modifier: Some(filter(given, "request")),
-        ..kinds::RouteFilter::default()
-    });
-    let response = headers.response.as_ref().map(|given| kinds::RouteFilter {
-        filter_type: Some(kinds::FilterType::ResponseHeaderModifier),
-        response_header_modifier: Some(filter(given, "response")),
-        ..kinds::RouteFilter::default()
-    });
-    request.into_iter().chain(response).collect()
-}
-
-fn full_path(path: &str) -> kinds::PathModifier {
-    kinds::PathModifier {
-        modifier_type: Some(kinds::PathModifierType::ReplaceFullPath),
-        replace_full_path: Some(path.to_owned()),
-        replace_prefix_match: None,
-    }
-}
-
-fn redirect_of(given: &vs::Redirect, at: &str, own: &mut Faults) -> kinds::RouteFilter {
-    own.unknown(at, &given.unknown_fields);
-    let authority = given.authority.as_deref().filter(|text| !text.is_empty());
-    let (hostname, port) = match authority.map(|text| text.rsplit_once(':').ok_or(text)) {
-        None => (None, None),
-        Some(Err(host)) => (Some(host.to_owned()), None),
-        Some(Ok((host, port))) => match port.parse::<u16>() {
-            Ok(port) => (Some(host.to_owned()), Some(i64::from(port))),
-            Err(_) => {
-                own.add(
-                    format!("{at}.authority"),
-                    format!("{port:?} is no port number"),
-                );
-                (None, None)
-            }
-        },
-    };
-    let scheme = given.scheme.clone().filter(|text| !text.is_empty());
-    let by_protocol = match given.derive_port {
-        None | Some(vs::DerivePort::RequestPort) => None,
-        Some(vs::DerivePort::ProtocolDefault) => match scheme.as_deref() {
-            Some("https") => Some(443),
-            _ => Some(80),
-        },
-        Some(vs::DerivePort::Unknown(ref other)) => {
-            own.add(
-                format!("{at}.derivePort"),
-                format!("{other:?} is not known"),
-            );
-            None
-        }
-    };
-    let path = given.uri.as_deref().filter(|uri| !uri.is_empty());
-    kinds::RouteFilter {
-        filter_type: Some(kinds::FilterType::RequestRedirect),
-        request_redirect: Some(kinds::RedirectFilter {
-            scheme,
-            hostname,
-            path: path.map(full_path),
-            port: given.port.or(port).or(by_protocol),
-            status_code: Some(given.redirect_code.unwrap_or(301)),
-            unknown_fields: kinds::UnknownFields::new(),
-        }),
-        ..kinds::RouteFilter::default()
-    }
-}
-
-fn rewrite_of(
-    given: &vs::Rewrite,
-    at: &str,
-    matches: &[Scoped<wire::HttpMatch>],
-    own: &mut Faults,
-) -> kinds::RouteFilter {
-    use wire::path_match::Kind;
-    own.unknown(at, &given.unknown_fields);
-    if given.uri_regex_rewrite.is_some() {
-        own.add(format!("{at}.uriRegexRewrite"), "is not supported");
-    }
-    let kinds = matches.iter().map(|one| {
-        one.condition
-            .path
-            .as_ref()
-            .is_none_or(|path| matches!(path.kind, Some(Kind::Start(_))))
-    });
-    let (by_start, whole): (Vec<bool>, Vec<bool>) = kinds.partition(|by_start| *by_start);
-    let path = given.uri.as_deref().filter(|uri| !uri.is_empty());
-    let path = path.and_then(|uri| match (by_start.is_empty(), whole.is_empty()) {
-        (_, true) => Some(kinds::PathModifier {
-            modifier_type: Some(kinds::PathModifierType::ReplacePrefixMatch),
-            replace_prefix_match: Some(uri.to_owned()),
-            replace_full_path: None,
-        }),
-        (true, false) => Some(full_path(uri)),
-        (false, false) => {
-            let words = "some of the rule's matches are prefixes and some are whole paths: which part is replaced can't be told";
-            own.add(format!("{at}.uri"), words);
-            None
-        }
-    });
-    kinds::RouteFilter {
-        filter_type: Some(kinds::FilterType::UrlRewrite),
-        url_rewrite: Some(kinds::RewriteFilter {
-            hostname: given.authority.clone().filter(|text| !text.is_empty()),
-            path,
-            unknown_fields: kinds::UnknownFields::new(),
-        }),
-        ..kinds::RouteFilter::default()
-    }
-}
-
-fn cors_of(given: &vs::CorsPolicy, at: &str, own: &mut Faults) -> kinds::RouteFilter {
-    own.unknown(at, &given.unknown_fields);
-    let mut allow_origins = Vec::new();
-    for (position, origin) in given.allow_origins.iter().enumerate() {
-        match &origin.exact {
-            Some(exact) => allow_origins.push(exact.clone()),
-            None => {
-                let words = "only exact origins can be told from others";
-                own.add(format!("{at}.allowOrigins[{position}]"), words);
-            }
-        }
-    }
-    let max_age = given
-        .max_age
-        .as_deref()
-        .and_then(|text| match values::duration(text) {
-            Ok(age) => i64::try_from(age.as_secs()).ok(),
-            Err(words) => {
-                own.add(format!("{at}.maxAge"), words);
-                None
-            }
-        });
-    kinds::RouteFilter {
-        filter_type: Some(kinds::FilterType::Cors),
-        cors: Some(kinds::CorsFilter {
-            allow_origins,
-            allow_credentials: given.allow_credentials,
-            allow_methods: given.allow_methods.clone(),
-            allow_headers: given.allow_headers.clone(),
-            expose_headers: given.expose_headers.clone(),
-            max_age,
-            unknown_fields: kinds::UnknownFields::new(),
-        }),
-        ..kinds::RouteFilter::default()
-    }
-}
-
-/// Of a million.
-fn share(percent: Option<&vs::Percent>, at: &str, own: &mut Faults) -> u32 {
-    const MILLION: f64 = 1_000_000.0;
-    match percent.map_or(100.0, |percent| percent.value) {
-        // Between 0 and a million, so nothing is lost but what is smaller than a millionth.
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "bounded right here"
-        )]
-        value if (0.0..=100.0).contains(&value) => (value / 100.0 * MILLION).round() as u32,
-        other => {
-            own.add(at, format!("{other} is no percentage"));
-            0
-        }
-    }
-}
-
-fn mirrors(one: &vs::HttpRoute, at: &str, here: Here<'_>, own: &mut Faults) -> Vec<Filter> {
-    let first = one.mirror.as_ref().map(|to| {
-        let numerator = share(
-            one.mirror_percentage.as_ref(),
-            &format!("{at}.mirrorPercentage"),
-            own,
-        );
-        Filter::Mirror {
-            to: here.target(to, &format!("{at}.mirror"), own),
-            numerator,
-            denominator: 1_000_000,
-        }
-    });
-    let mut filters: Vec<Filter> = first.into_iter().collect();
-    own.at_most(MAX_BACKENDS, one.mirrors.len(), &format!("{at}.mirrors"));
-    for (position, mirror) in one.mirrors.iter().take(MAX_BACKENDS).enumerate() {
-        let at = format!("{at}.mirrors[{position}]");
-        own.unknown(&at, &mirror.unknown_fields);
-        filters.push(Filter::Mirror {
-            to: here.target(&mirror.destination, &at, own),
-            numerator: share(mirror.percentage.as_ref(), &format!("{at}.percentage"), own),
-            denominator: 1_000_000,
-        });
-    }
-    filters
 }
 
 /// Shares as they are meant: of several destinations those without a weight get nothing, a single one gets all.
@@ -573,7 +344,7 @@ fn backends(
         own.unknown(&at, &to.unknown_fields);
         let weight = weight(to.weight, only, &at, own);
         let headers = to.headers.as_ref().map_or(Vec::new(), |headers| {
-            headers_of(headers, &format!("{at}.headers"), own)
+            changes::headers_of(headers, &format!("{at}.headers"), own)
         });
         let filters = filters::read(&headers, &at, place, own);
         if weight > 0 {
@@ -585,112 +356,4 @@ fn backends(
         }
     }
     backends
-}
-
-fn l4_backends(
-    route: &[vs::RouteDestination],
-    at: &str,
-    here: Here<'_>,
-    own: &mut Faults,
-) -> Vec<Backend> {
-    own.at_most(MAX_BACKENDS, route.len(), &format!("{at}.route"));
-    let only = route.len() == 1;
-    let mut backends = Vec::new();
-    for (position, to) in route.iter().take(MAX_BACKENDS).enumerate() {
-        let at = format!("{at}.route[{position}]");
-        own.unknown(&at, &to.unknown_fields);
-        let weight = weight(to.weight, only, &at, own);
-        if weight > 0 {
-            backends.push(Backend {
-                weight,
-                to: here.target(&to.destination, &at, own),
-                filters: Vec::new(),
-            });
-        }
-    }
-    backends
-}
-
-/// What conditions on connections have in common.
-struct L4Match<'a> {
-    names: &'a [String],
-    subnets: &'a [String],
-    port: Option<i64>,
-    source_labels: bool,
-    source_namespace: &'a Option<String>,
-    gateways: &'a [String],
-    unknown: &'a kinds::UnknownFields,
-}
-
-fn connections<'a>(
-    matches: impl ExactSizeIterator<Item = L4Match<'a>>,
-    route: &[vs::RouteDestination],
-    unknown: &kinds::UnknownFields,
-    at: &str,
-    here: Here<'_>,
-    faults: &mut Faults,
-) -> Option<Connections> {
-    let mut own = Faults::default();
-    own.unknown(at, unknown);
-    let wanted = matches.len();
-    own.at_most(MAX_MATCHES, wanted, &format!("{at}.match"));
-    let mut read = Vec::new();
-    for (position, one) in matches.take(MAX_MATCHES).enumerate() {
-        let at = format!("{at}.match[{position}]");
-        own.unknown(&at, one.unknown);
-        if !one.subnets.is_empty() {
-            own.add(format!("{at}.destinationSubnets"), "is not supported");
-        }
-        // As in Istio, which labels a client has is not known here.
-        let port = port(one.port, &at, &mut own);
-        if let Ok(port) = port
-            && !one.source_labels
-            && in_mesh(one.gateways)
-        {
-            read.push(Scoped {
-                port,
-                clients: one.source_namespace.clone().filter(|name| !name.is_empty()),
-                condition: one.names.to_vec(),
-            });
-        }
-    }
-    let backends = l4_backends(route, at, here, &mut own);
-    let invalid = match own.0.as_slice() {
-        [] if backends.is_empty() => "names no backend of any weight".to_owned(),
-        [] => String::new(),
-        faults => super::said(faults),
-    };
-    faults.0.extend(own.0);
-    // None at all would be everything.
-    (wanted == 0 || !read.is_empty()).then_some(Connections {
-        matches: read,
-        backends,
-        invalid,
-    })
-}
-
-fn tls(one: &vs::TlsRoute, at: &str, here: Here<'_>, faults: &mut Faults) -> Option<Connections> {
-    let matches = one.r#match.iter().map(|one| L4Match {
-        names: &one.sni_hosts,
-        subnets: &one.destination_subnets,
-        port: one.port,
-        source_labels: !one.source_labels.is_empty(),
-        source_namespace: &one.source_namespace,
-        gateways: &one.gateways,
-        unknown: &one.unknown_fields,
-    });
-    connections(matches, &one.route, &one.unknown_fields, at, here, faults)
-}
-
-fn tcp(one: &vs::TcpRoute, at: &str, here: Here<'_>, faults: &mut Faults) -> Option<Connections> {
-    let matches = one.r#match.iter().map(|one| L4Match {
-        names: &[],
-        subnets: &one.destination_subnets,
-        port: one.port,
-        source_labels: !one.source_labels.is_empty(),
-        source_namespace: &one.source_namespace,
-        gateways: &one.gateways,
-        unknown: &one.unknown_fields,
-    });
-    connections(matches, &one.route, &one.unknown_fields, at, here, faults)
 }
