@@ -105,7 +105,7 @@ fn field_holds(field: &str, values: &Value, asked: &Asked, unread: Unread) -> bo
             .split_once('/')
             .map(|(ip, bits)| (ip.parse(), bits.parse::<u32>()))
         {
-            Some((Ok(first), Ok(bits))) => {
+            Some((Ok(first), Ok(bits @ 0..=32))) => {
                 let distance = u32::from(Ipv4Addr::from(asked.ip))
                     ^ u32::from_be_bytes(Ipv4Addr::octets(&first));
                 distance.checked_shr(32 - bits).unwrap_or(0) == 0
