@@ -185,7 +185,7 @@ fn converse<'a>(
     Box::pin(async move {
         match manner {
             Manner::Http => page(stream, peer, shared).await,
-            Manner::Web => web::serve(stream, &shared.name, &shared.closing).await,
+            Manner::Web => web::serve(stream, &shared.name, &shared.closing, &shared.open).await,
             Manner::Proxied => proxied::page(stream, peer, &shared.name).await,
             Manner::Echo => echo(stream).await,
             Manner::Greet => greet(stream, shared).await,

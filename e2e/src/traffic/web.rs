@@ -18,17 +18,20 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 type Body = BoxBody<Bytes, hyper::Error>;
 
 /// As long as HTTP/2's preface is unlike any request.
 const PREFACE: &[u8] = b"PRI ";
 
-/// Serves a connection until its client ends it, or what it is at once `closing` is said.
+/// Serves a connection until its client ends it, or what it is at once `closing` is said. What it has become goes on among
+/// what is `open`.
 pub(super) async fn serve(
     stream: TcpStream,
     pod: &str,
     closing: &CancellationToken,
+    open: &TaskTracker,
 ) -> io::Result<()> {
     let mut first = [0; PREFACE.len()];
     while stream.peek(&mut first).await? < PREFACE.len() {
@@ -39,7 +42,8 @@ pub(super) async fn serve(
         tokio::task::yield_now().await;
     }
     let pod: Rc<str> = pod.into();
-    let service = service_fn(move |request| answer(Rc::clone(&pod), request));
+    let open = open.clone();
+    let service = service_fn(move |request| answer(Rc::clone(&pod), open.clone(), request));
     let stream = TokioIo::new(stream);
     let ended = if first == PREFACE {
         let connection = http2::Builder::new(Local).serve_connection(stream, service);
@@ -85,6 +89,7 @@ fn text(text: String) -> Body {
 
 async fn answer(
     pod: Rc<str>,
+    open: TaskTracker,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     let path = request.uri().path().to_owned();
@@ -92,7 +97,7 @@ async fn answer(
     match path.split('/').nth(1) {
         Some("ws") if request.headers().contains_key(UPGRADE) => {
             let upgrading = hyper::upgrade::on(&mut request);
-            tokio::task::spawn_local(async move {
+            open.spawn_local(async move {
                 let Ok(upgraded) = upgrading.await else {
                     return;
                 };
