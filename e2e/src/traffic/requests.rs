@@ -131,6 +131,23 @@ async fn connect1(target: SocketAddr) -> Result<http1::SendRequest<Whole>, Strin
     Ok(sender)
 }
 
+async fn connect2(target: SocketAddr) -> Result<http2::SendRequest<Whole>, String> {
+    let handshake = http2::handshake(TokioExecutor::new(), connect(target).await?);
+    let (sender, connection) = handshake.await.map_err(words)?;
+    tokio::task::spawn_local(connection);
+    Ok(sender)
+}
+
+/// As a library for gRPC has it: a GOAWAY without an error fails the streams that the server will not answer.
+fn was_not_looked_at(error: &hyper::Error) -> bool {
+    let cause = std::error::Error::source(error);
+    let cause = cause.and_then(|cause| cause.downcast_ref::<h2::Error>());
+    error.is_canceled()
+        || cause.is_some_and(|cause| {
+            cause.is_go_away() && cause.is_remote() && cause.reason() == Some(h2::Reason::NO_ERROR)
+        })
+}
+
 impl Kept {
     async fn ask(&mut self, requests: &Requests) -> Told {
         let Requests {
@@ -171,7 +188,16 @@ impl Kept {
             Some(sender) => sender,
             None => connect1(address).await?,
         };
-        let response = sender.send_request(request).await.map_err(words)?;
+        let response = match sender.try_send_request(request).await {
+            Ok(response) => response,
+            Err(mut error) => match error.take_message() {
+                Some(request) => {
+                    sender = connect1(address).await?;
+                    sender.send_request(request).await.map_err(words)?
+                }
+                None => return Err(words(error.into_error())),
+            },
+        };
         let status = response.status();
         let said = response
             .into_body()
@@ -201,20 +227,26 @@ impl Kept {
         }
         let mut sender = match kept {
             Some(sender) => sender,
-            None => {
-                let handshake = http2::handshake(TokioExecutor::new(), connect(target).await?);
-                let (sender, connection) = handshake.await.map_err(words)?;
-                tokio::task::spawn_local(connection);
-                sender
-            }
+            None => connect2(target).await?,
         };
         let message: &'static [u8] = b"\0\0\0\0\x05hello";
-        let request = Request::post(format!("http://{target}/grpc/echo"))
-            .header(CONTENT_TYPE, "application/grpc")
-            .header("te", "trailers")
-            .body(Full::new(Bytes::from_static(message)))
-            .map_err(words)?;
-        let response = sender.send_request(request).await.map_err(words)?;
+        let mut again = true;
+        let response = loop {
+            let request = Request::post(format!("http://{target}/grpc/echo"))
+                .header(CONTENT_TYPE, "application/grpc")
+                .header("te", "trailers")
+                .body(Full::new(Bytes::from_static(message)))
+                .map_err(words)?;
+            match sender.send_request(request).await {
+                Ok(response) => break response,
+                // The server is about to end the connection, and has not looked at this.
+                Err(error) if again && was_not_looked_at(&error) => {
+                    again = false;
+                    sender = connect2(target).await?;
+                }
+                Err(error) => return Err(words(error)),
+            }
+        };
         let status = response.status();
         let whole = response.into_body().collect().await.map_err(words)?;
         let grpc = whole

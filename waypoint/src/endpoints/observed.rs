@@ -153,7 +153,9 @@ impl Observed {
     ) -> Option<Duration> {
         let took = match outcome {
             Outcome::Status(..500) => took,
-            Outcome::Status(_) | Outcome::BrokeOff | Outcome::TooLong => took.max(FAILED),
+            Outcome::Status(_) | Outcome::Crossed | Outcome::BrokeOff | Outcome::TooLong => {
+                took.max(FAILED)
+            }
             // It has seen nothing of the request.
             Outcome::NotConnected | Outcome::NotProcessed => return None,
         };

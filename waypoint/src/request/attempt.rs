@@ -291,6 +291,8 @@ impl Attempts<'_> {
                 };
             using.succeeded();
             let reused = lease.reused;
+            let method = request.method();
+            let crossed = method.is_safe() || reused && method.is_idempotent();
             let body = payload.take();
             match lease.send(request.clone().map(|()| body)).await {
                 Ok(answer) => {
@@ -310,8 +312,9 @@ impl Attempts<'_> {
                             error: error.to_string().into(),
                         },
                         outcome: Some(match processed {
-                            true => Outcome::BrokeOff,
                             false => Outcome::NotProcessed,
+                            true if crossed => Outcome::Crossed,
+                            true => Outcome::BrokeOff,
                         }),
                     });
                 }
@@ -434,7 +437,13 @@ fn was_refused(error: &hyper::Error) -> bool {
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
         if let Some(cause) = cause.downcast_ref::<h2::Error>() {
-            return cause.reason() == Some(h2::Reason::REFUSED_STREAM);
+            // Of the streams of a connection that is about to end, those fail so that it has not looked at.
+            let going = cause.is_go_away() && cause.is_remote();
+            return match cause.reason() {
+                Some(h2::Reason::REFUSED_STREAM) => true,
+                Some(h2::Reason::NO_ERROR) => going,
+                _ => false,
+            };
         }
         source = cause.source();
     }

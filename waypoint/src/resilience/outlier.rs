@@ -174,9 +174,11 @@ impl Policy {
 impl Blame {
     fn of(outcome: Outcome) -> Option<Self> {
         match outcome {
-            Outcome::BrokeOff | Outcome::TooLong | Outcome::Status(502..=504) => {
-                Some(Self::Gateway)
-            }
+            // Who ends a connection under a request once may be about to leave; five times in a row it is not well.
+            Outcome::Crossed
+            | Outcome::BrokeOff
+            | Outcome::TooLong
+            | Outcome::Status(502..=504) => Some(Self::Gateway),
             Outcome::Status(500..=599) => Some(Self::Other),
             Outcome::Status(_) | Outcome::NotConnected | Outcome::NotProcessed => None,
         }

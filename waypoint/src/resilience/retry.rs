@@ -5,7 +5,7 @@
 //! before the next attempt, or why there is none.
 //!
 //! Without a policy of its own a rule has what is safe for any request: it is tried again where no application can have
-//! seen it. A rule that states a policy asks for more: connections that break off, attempts that take too long, and the
+//! seen it, or where it does no harm that one has. A rule that states a policy asks for more: connections that break off, attempts that take too long, and the
 //! statuses that it lists.
 
 use std::time::Duration;
@@ -15,7 +15,7 @@ use rand::{Rng, RngExt};
 /// Most retries that a rule may ask for; more would be a storm of their own.
 const MOST_ATTEMPTS: u32 = 100;
 
-/// How often a request is tried again that no application can have seen.
+/// How often a request is tried again that no application can have seen, or that may be sent twice.
 const SAFE_ATTEMPTS: u32 = 2;
 
 /// Least wait of a rule that states none.
@@ -35,7 +35,7 @@ pub struct RetryPolicy {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Conditions {
-    /// Nobody can have seen the request.
+    /// Nobody can have seen the request, or it may be sent twice.
     Safe,
     /// The connection failed at any time, the attempt took too long, or one of these came back.
     Stated(Box<[u16]>),
@@ -49,6 +49,9 @@ pub enum Outcome {
     /// There was one, and its end said that the request was not processed: HTTP/2's REFUSED_STREAM, a GOAWAY that names
     /// an earlier stream, or an idle connection that closed before anything was sent on it.
     NotProcessed,
+    /// The connection ended instead of answering, and the request may be sent twice without harm: as a rule it crossed with
+    /// the end of the application (RFC 9110 §9.2.2).
+    Crossed,
     /// The connection broke off after some of the request was sent, and no response had begun.
     BrokeOff,
     /// It took longer than an attempt may.
@@ -161,7 +164,7 @@ impl RetryPolicy {
 
     fn covers(&self, outcome: Outcome) -> bool {
         match (outcome, &self.conditions) {
-            (Outcome::NotConnected | Outcome::NotProcessed, _) => true,
+            (Outcome::NotConnected | Outcome::NotProcessed | Outcome::Crossed, _) => true,
             (_, Conditions::Safe) => false,
             (Outcome::BrokeOff | Outcome::TooLong, Conditions::Stated(_)) => true,
             (Outcome::Status(status), Conditions::Stated(codes)) => codes.contains(&status),

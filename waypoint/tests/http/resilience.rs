@@ -308,3 +308,57 @@ async fn a_request_is_tried_again_by_the_limits_of_where_it_is_sent() {
     assert_eq!(world.get(to, "/").await.status, 200);
     assert_eq!(asked.load(Ordering::SeqCst), 3);
 }
+
+/// An application whose connections answer once, and end where a second request comes. Counts requests.
+async fn short_of_breath(asked: &Arc<AtomicUsize>) -> std::net::SocketAddr {
+    async fn head(stream: &mut tokio::net::TcpStream) -> bool {
+        let mut seen = Vec::new();
+        while !seen.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            if !matches!(stream.read(&mut byte).await, Ok(1)) {
+                return false;
+            }
+            seen.push(byte[0]);
+        }
+        true
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let asked = Arc::clone(asked);
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let asked = Arc::clone(&asked);
+            tokio::spawn(async move {
+                if !head(&mut stream).await {
+                    return;
+                }
+                asked.fetch_add(1, Ordering::SeqCst);
+                let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\none";
+                if stream.write_all(answer).await.is_ok() && head(&mut stream).await {
+                    asked.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_request_that_crosses_with_the_end_of_its_connection_is_sent_again_if_it_may_be() {
+    let mut world = World::new().await;
+    let asked = Arc::default();
+    let to = world.service("app", &[short_of_breath(&asked).await]);
+    world.serve("app", Protocol::Http1, vec![]);
+    for sent in [1, 3] {
+        let answer = world.get(to, "/").await;
+        assert_eq!((answer.status, answer.body.as_str()), (200, "one"));
+        assert_eq!(asked.load(Ordering::SeqCst), sent);
+    }
+    // Twice could be once too often.
+    let mut order = get("/");
+    *order.method_mut() = http::Method::POST;
+    let refused = world.ask(to, order).await;
+    assert_eq!(refused.status, 503, "{refused:?}");
+    assert!(refused.body.contains("UC"), "{refused:?}");
+    assert_eq!(asked.load(Ordering::SeqCst), 4);
+}

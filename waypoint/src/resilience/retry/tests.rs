@@ -5,7 +5,7 @@ use proto::waypoint::Retry;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
-use Outcome::{BrokeOff, NotConnected, NotProcessed, Status, TooLong};
+use Outcome::{BrokeOff, Crossed, NotConnected, NotProcessed, Status, TooLong};
 
 fn stated(attempts: u32, codes: &[u32]) -> RetryPolicy {
     let wire = Retry {
@@ -91,10 +91,10 @@ fn no_retry_outlives_the_request() {
 }
 
 #[test]
-fn without_a_policy_only_what_nobody_saw_is_tried_again() {
+fn without_a_policy_only_what_does_no_harm_is_tried_again() {
     let safe = RetryPolicy::compile(None).unwrap();
     assert!(!safe.has_codes());
-    for outcome in [NotConnected, NotProcessed] {
+    for outcome in [NotConnected, NotProcessed, Crossed] {
         assert_eq!(run(&safe, &[outcome; 3]), (3, Stop::Attempts));
     }
     for outcome in [BrokeOff, TooLong, Status(503), Status(500)] {
