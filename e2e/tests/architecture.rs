@@ -26,7 +26,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("redirect", &["cluster", "capture", "ops", "proto"]),
     ("hbone", &["spiffe", "identity"]),
     ("mesh", &["spiffe", "proto"]),
-    ("xds", &["ops", "proto"]),
+    ("xds", &["proto"]),
     ("identity", &["spiffe", "proto"]),
     ("cluster", &[]),
     ("capture", &[]),

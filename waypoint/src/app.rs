@@ -83,7 +83,7 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
     let ready = Routes::new().readiness(readiness.clone());
     operate(ready, listen(ports.readiness)?, "readiness", &admin_drain);
 
-    let synced = follow_control_plane(&config, &state, &metrics)?;
+    let synced = follow_control_plane(&config, &state)?;
     tokio::spawn(expire(Arc::clone(&waypoint), metrics));
     tokio::spawn(follow_policy(Arc::clone(&waypoint)));
     let mut serving = tokio::spawn(serve(
@@ -227,7 +227,6 @@ fn control_plane(config: &Config, endpoint: &Endpoint) -> Result<ControlPlane, C
 fn follow_control_plane(
     config: &Config,
     state: &Arc<State>,
-    metrics: &Metrics,
 ) -> anyhow::Result<watch::Receiver<bool>> {
     let plane = control_plane(config, &config.xds).context("XDS_ADDRESS")?;
     let connect =
@@ -241,7 +240,7 @@ fn follow_control_plane(
         Box::new(Whole(Arc::clone(state))),
         Box::new(Services::new(Arc::clone(state))),
     ];
-    let observer = xds::Counted::new(metrics.clone());
+    let observer = xds::Counted::new();
     let client = xds::Client::new(connect, node(&config.own), handlers, observer);
     let synced = client.synced();
     tokio::spawn(client.run());

@@ -153,7 +153,7 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
         certificates: certificates.clone(),
         demand,
     };
-    let synced = follow_control_plane(&config, addresses, &metrics)?;
+    let synced = follow_control_plane(&config, addresses)?;
     let agent = ZdsClient::new(
         config.inpod.socket.clone(),
         own,
@@ -333,7 +333,6 @@ fn load_local(local: &Local) -> anyhow::Result<LocalConfig> {
 fn follow_control_plane(
     config: &Config,
     addresses: Addresses,
-    metrics: &Metrics,
 ) -> anyhow::Result<Option<tokio::sync::watch::Receiver<bool>>> {
     let Some(endpoint) = &config.xds else {
         return Ok(None);
@@ -348,12 +347,7 @@ fn follow_control_plane(
         mesh: Arc::clone(&addresses.mesh),
     };
     let handlers: Vec<Box<dyn xds::Handler>> = vec![Box::new(addresses), Box::new(policies)];
-    let client = xds::Client::new(
-        connect,
-        node(&config.node),
-        handlers,
-        xds::Counted::new(metrics.clone()),
-    );
+    let client = xds::Client::new(connect, node(&config.node), handlers, xds::Counted::new());
     let synced = client.synced();
     tokio::spawn(client.run());
     Ok(Some(synced))

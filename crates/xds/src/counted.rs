@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The metrics of a client, under the names that Istio's proxies give them.
 
-use ops::metrics::Metrics;
-
 use crate::client::{Observer, Termination};
 
 const TERMINATIONS: &str = "istio_xds_connection_terminations_total";
@@ -10,13 +8,13 @@ const MESSAGES: &str = "istio_xds_message_total";
 const BYTES: &str = "istio_xds_message_bytes_total";
 const REFUSED: &str = "culvert_xds_resources_refused_total";
 
-/// Counts streams, responses and refused resources.
+/// Counts streams, responses and refused resources, wherever the process records its metrics.
 #[derive(Debug)]
-pub struct Counted(Metrics);
+pub struct Counted(());
 
 impl Counted {
-    /// Counts in this registry, and describes there what is counted.
-    pub fn new(metrics: Metrics) -> Self {
+    /// Describes what is counted; the process's recorder is to be there already.
+    pub fn new() -> Self {
         for (name, help) in [
             (
                 TERMINATIONS,
@@ -26,27 +24,29 @@ impl Counted {
             (BYTES, "The total number of bytes received (unstable)"),
             (REFUSED, "Resources of the control plane that were refused"),
         ] {
-            metrics.describe(name, help);
+            metrics::describe_counter!(name, help);
         }
-        Self(metrics)
+        Self(())
     }
+}
 
-    fn add(&self, name: &str, label: (&str, &str), number: usize) {
-        self.0.counter(name, &[label]).increment(number as u64);
+impl Default for Counted {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
 impl Observer for Counted {
     fn terminated(&mut self, why: Termination) {
-        self.add(TERMINATIONS, ("reason", why.label()), 1);
+        metrics::counter!(TERMINATIONS, "reason" => why.label()).increment(1);
     }
 
     fn message(&mut self, type_url: &str, bytes: usize) {
-        self.add(MESSAGES, ("url", type_url), 1);
-        self.add(BYTES, ("url", type_url), bytes);
+        metrics::counter!(MESSAGES, "url" => type_url.to_owned()).increment(1);
+        metrics::counter!(BYTES, "url" => type_url.to_owned()).increment(bytes as u64);
     }
 
     fn refused(&mut self, type_url: &str, resources: usize) {
-        self.add(REFUSED, ("url", type_url), resources);
+        metrics::counter!(REFUSED, "url" => type_url.to_owned()).increment(resources as u64);
     }
 }
