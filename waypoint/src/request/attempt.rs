@@ -12,12 +12,12 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
-use super::Head;
+use super::outgoing::Head;
 use super::reply::Reply;
+use super::target::Target;
 use super::upgrade::Wish;
 use crate::body::{self, AnyBody, Upward};
-use crate::destination::Destination;
-use crate::endpoints::{Asked as Wanted, Choice, Chosen, Observed, Using};
+use crate::endpoints::{Asked as Wanted, Choice, Chosen, Using};
 use crate::exchange::Exchange;
 use crate::failure::{Failure, Flag};
 use crate::http::Conversation;
@@ -27,39 +27,8 @@ use crate::resilience::hash::Key;
 use crate::resilience::limits::Work;
 use crate::resilience::retry::{Attempt, Next, Outcome, RetryPolicy, Stop};
 use crate::resilience::timeouts::{Deadlines, Expiry};
-use crate::resilience::traffic::TrafficPolicy;
-use crate::route::Protocol;
 use crate::session::Pin;
 use crate::upstream::{self, Version};
-
-/// Where a request goes, and what is spoken there.
-pub(super) struct Target {
-    pub(super) destination: Destination,
-    pub(super) protocol: Protocol,
-    /// How its endpoints are chosen and spared.
-    pub(super) policy: Arc<TrafficPolicy>,
-    /// What was seen of them.
-    pub(super) observed: Arc<Observed>,
-}
-
-impl Target {
-    /// As declared, or else as the client does; what becomes something else begins as HTTP/1.1, but for WebSockets where
-    /// HTTP/2 is declared.
-    fn version(&self, client: http::Version, wish: Option<&Wish>) -> Version {
-        match self.protocol {
-            Protocol::Http2 | Protocol::Grpc if wish.is_some_and(Wish::is_websocket) => {
-                Version::Http2
-            }
-            _ if wish.is_some() => Version::Http1,
-            Protocol::Http1 | Protocol::WebSocket => Version::Http1,
-            Protocol::Http2 | Protocol::Grpc => Version::Http2,
-            Protocol::Detect | Protocol::Tcp | Protocol::Tls => match client {
-                http::Version::HTTP_2 => Version::Http2,
-                _ => Version::Http1,
-            },
-        }
-    }
-}
 
 /// What is to be sent.
 pub(super) struct Asked {
@@ -322,7 +291,7 @@ impl Attempts<'_> {
         }
     }
 
-    fn choose(&self, tried: &[Endpoint]) -> Result<(Choice, Using), Failure> {
+    pub(super) fn choose(&self, tried: &[Endpoint]) -> Result<(Choice, Using), Failure> {
         let waypoint = &self.conversation.waypoint;
         let known = waypoint.state.read();
         let choose = |tried: &[Endpoint]| {
@@ -369,7 +338,7 @@ fn blamed(answer: &Response<Incoming>) -> Outcome {
 }
 
 /// A connection to an endpoint, kept or new; where there are as many as may be, one that becomes free.
-async fn connection(
+pub(super) async fn connection(
     conversation: &Conversation,
     target: &Target,
     chosen: &Chosen,
@@ -448,49 +417,4 @@ fn was_refused(error: &hyper::Error) -> bool {
         source = cause.source();
     }
     false
-}
-
-/// Sends a copy, and reads what is answered to its end.
-pub(super) fn mirror(conversation: &Arc<Conversation>, target: Target, head: Head, copy: AnyBody) {
-    let conversation = Arc::clone(conversation);
-    let Some(place) = conversation.waypoint.mirror_place() else {
-        return;
-    };
-    tokio::spawn(async move {
-        let _place = place;
-        let attempts = Attempts {
-            conversation: &conversation,
-            target,
-            retry: &RetryPolicy::safe(),
-            deadlines: crate::resilience::timeouts::Timeouts::default().begin(Instant::now()),
-            pin: None,
-            key: None,
-        };
-        let version = attempts.target.version(http::Version::HTTP_11, None);
-        let request = head.for_version(version);
-        let sent = async {
-            let Target {
-                policy, observed, ..
-            } = &attempts.target;
-            let _under_way = observed.begin(Work::Request, &policy.limits)?;
-            let (choice, _using) = attempts.choose(&[])?;
-            let waypoint = &conversation.waypoint;
-            let settled = waypoint.hostnames.settle(choice, waypoint.own.address);
-            let chosen = settled.await?;
-            let connection = connection(&conversation, &attempts.target, &chosen, version);
-            let mut lease = connection.await?;
-            let answer = lease.send(request.map(|()| copy)).await;
-            let answer = answer.map_err(|unanswered| Failure::Http {
-                to: chosen.address,
-                error: unanswered.error.to_string().into(),
-            })?;
-            if body::read_to_end(answer.into_body()).await {
-                lease.give_back();
-            }
-            Ok::<_, Failure>(())
-        };
-        if let Err(failure) = Box::pin(sent).await {
-            tracing::debug!(error = %failure, "a copy of a request was not answered");
-        }
-    });
 }
