@@ -6,6 +6,7 @@
 //! by them: the kernel translates only the first packet of what it tracks. So each open connection of the namespace gets
 //! an entry first, as if it had been tracked all along. Works on the namespace that the calling thread is in; blocking.
 
+use std::collections::HashSet;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -30,7 +31,7 @@ pub enum ConntrackError {
     },
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Connection {
     local: SocketAddr,
     remote: SocketAddr,
@@ -38,6 +39,35 @@ struct Connection {
 
 /// Makes sure that every TCP connection that is open now is tracked; says how many are.
 pub fn adopt() -> Result<usize, ConntrackError> {
+    let open = open_connections()?;
+    let mut socket = NetlinkSocket::new();
+    let mut adopted = Vec::new();
+    for connection in &open {
+        let news = track(&mut socket, connection).map_err(|cause| ConntrackError::Refused {
+            local: connection.local,
+            remote: connection.remote,
+            cause,
+        })?;
+        if news == News::Yes {
+            adopted.push(*connection);
+        }
+    }
+    forget_ended(&mut socket, &adopted, &open_connections()?);
+    Ok(open.len())
+}
+
+/// What ended before it was tracked has nobody to end its entry, which would let the next connection of the same ports
+/// pass around the mesh for days.
+fn forget_ended(socket: &mut NetlinkSocket, adopted: &[Connection], open: &[Connection]) {
+    let open: HashSet<&Connection> = open.iter().collect();
+    for connection in adopted.iter().filter(|one| !open.contains(one)) {
+        // Where the entry is gone already, all is well; where it can't be told to go, its time-out remains.
+        let _ = ask(socket, &Ask::forget(connection));
+    }
+}
+
+/// All that the namespace has, of both families.
+fn open_connections() -> Result<Vec<Connection>, ConntrackError> {
     let mut open = Vec::new();
     for path in ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"] {
         let text = match std::fs::read_to_string(path) {
@@ -50,15 +80,7 @@ pub fn adopt() -> Result<usize, ConntrackError> {
         };
         open.extend(parse(path, &text)?);
     }
-    let mut socket = NetlinkSocket::new();
-    for connection in &open {
-        track(&mut socket, connection).map_err(|cause| ConntrackError::Refused {
-            local: connection.local,
-            remote: connection.remote,
-            cause,
-        })?;
-    }
-    Ok(open.len())
+    Ok(open)
 }
 
 /// The kernel's table of TCP sockets, as far as packets may still come and go on them.
@@ -108,40 +130,77 @@ fn address(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
 }
 
-fn track(socket: &mut NetlinkSocket, connection: &Connection) -> io::Result<()> {
-    let request = NewEntry(payload(connection));
-    let answered = socket
-        .request(&request)
-        .map_err(ReplyError::from)
-        .and_then(|mut reply| reply.recv_ack());
-    match answered {
-        Ok(()) => Ok(()),
-        Err(error) => match io::Error::from(error) {
-            // It is tracked already.
-            error if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
-            error => Err(error),
-        },
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum News {
+    Yes,
+    /// It was tracked already.
+    No,
+}
+
+fn track(socket: &mut NetlinkSocket, connection: &Connection) -> io::Result<News> {
+    match ask(socket, &Ask::track(connection)) {
+        Ok(()) => Ok(News::Yes),
+        Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(News::No),
+        Err(error) => Err(error),
     }
 }
 
-/// IPCTNL_MSG_CT_NEW of linux/netfilter/nfnetlink_conntrack.h.
-struct NewEntry(Vec<u8>);
+fn ask(socket: &mut NetlinkSocket, request: &Ask) -> io::Result<()> {
+    socket
+        .request(request)
+        .map_err(ReplyError::from)
+        .and_then(|mut reply| reply.recv_ack())
+        .map_err(io::Error::from)
+}
 
-impl NetlinkRequest for NewEntry {
+/// A message of linux/netfilter/nfnetlink_conntrack.h.
+struct Ask {
+    kind: u16,
+    flags: u16,
+    payload: Vec<u8>,
+}
+
+impl Ask {
+    /// IPCTNL_MSG_CT_NEW.
+    fn track(connection: &Connection) -> Self {
+        Self {
+            kind: 0,
+            flags: (libc::NLM_F_CREATE | libc::NLM_F_EXCL) as u16,
+            payload: payload(connection),
+        }
+    }
+
+    /// IPCTNL_MSG_CT_DELETE, of one entry: without a tuple it would be of all.
+    fn forget(connection: &Connection) -> Self {
+        let mut payload = head(connection);
+        tuple(
+            &mut payload,
+            CTA_TUPLE_ORIG,
+            connection.local,
+            connection.remote,
+        );
+        Self {
+            kind: 2,
+            flags: 0,
+            payload,
+        }
+    }
+}
+
+impl NetlinkRequest for Ask {
     fn protocol(&self) -> Protocol {
-        const IPCTNL_MSG_CT_NEW: u16 = 0;
         Protocol::Raw {
             protonum: libc::NETLINK_NETFILTER as u16,
-            request_type: (libc::NFNL_SUBSYS_CTNETLINK as u16) << 8 | IPCTNL_MSG_CT_NEW,
+            request_type: (libc::NFNL_SUBSYS_CTNETLINK as u16) << 8 | self.kind,
         }
     }
 
     fn flags(&self) -> u16 {
-        (libc::NLM_F_CREATE | libc::NLM_F_EXCL) as u16
+        self.flags
     }
 
     fn payload(&self) -> &[u8] {
-        &self.0
+        &self.payload
     }
 
     type ReplyType<'buf> = ();
@@ -163,13 +222,18 @@ const LIBERAL: [u8; 2] = [0x08, 0x08];
 /// The kernel's own default for established connections: five days; each packet sets it anew.
 const SECONDS: u32 = 432_000;
 
-fn payload(connection: &Connection) -> Vec<u8> {
-    let Connection { local, remote } = *connection;
-    let family = match local {
+/// The header that each message begins with.
+fn head(connection: &Connection) -> Vec<u8> {
+    let family = match connection.local {
         SocketAddr::V4(_) => libc::AF_INET,
         SocketAddr::V6(_) => libc::AF_INET6,
     };
-    let mut buffer = vec![family as u8, libc::NFNETLINK_V0 as u8, 0, 0];
+    vec![family as u8, libc::NFNETLINK_V0 as u8, 0, 0]
+}
+
+fn payload(connection: &Connection) -> Vec<u8> {
+    let Connection { local, remote } = *connection;
+    let mut buffer = head(connection);
     tuple(&mut buffer, CTA_TUPLE_ORIG, local, remote);
     tuple(&mut buffer, CTA_TUPLE_REPLY, remote, local);
     put(&mut buffer, CTA_STATUS, &STATUS.to_be_bytes());
@@ -285,5 +349,26 @@ mod tests {
                 CTA_TIMEOUT
             ]
         );
+    }
+
+    #[test]
+    fn what_ended_meanwhile_is_tracked_no_more() {
+        let connection = |port| Connection {
+            local: SocketAddr::from(([10, 9, 0, 2], port)),
+            remote: "10.9.0.1:80".parse().unwrap(),
+        };
+        let (open, ended) = (connection(40_001), connection(40_002));
+        let netns = capture::Netns::create().unwrap();
+        let visit = netns.spawn_thread_in("conntrack", move || {
+            let mut socket = NetlinkSocket::new();
+            for one in [open, ended] {
+                assert_eq!(track(&mut socket, &one).unwrap(), News::Yes);
+                assert_eq!(track(&mut socket, &one).unwrap(), News::No);
+            }
+            forget_ended(&mut socket, &[open, ended], &[open]);
+            assert_eq!(track(&mut socket, &open).unwrap(), News::No);
+            assert_eq!(track(&mut socket, &ended).unwrap(), News::Yes);
+        });
+        visit.unwrap().join().unwrap().unwrap();
     }
 }

@@ -28,6 +28,7 @@ const META_NFPROTO: u32 = 15;
 const META_L4PROTO: u32 = 16;
 const CT_MARK: u32 = 3;
 const CT_ZONE: u32 = 17;
+const IP_CT_DIR_ORIGINAL: u8 = 0;
 const NETWORK_HEADER: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
 const INTERFACE_NAME_LENGTH: usize = 16;
@@ -205,6 +206,18 @@ fn lower_action(action: &Action, row: &mut Vec<Expression>) {
         ]),
         Action::RestoreMark => row.extend([ct(CT_MARK), set_meta(META_MARK)]),
         Action::Zone(zone) => row.extend([immediate(zone.to_ne_bytes().to_vec()), set_ct(CT_ZONE)]),
+        Action::OriginalZone(zone) => {
+            // key, direction, source register
+            let set = [
+                number(2, CT_ZONE),
+                bytes(3, vec![IP_CT_DIR_ORIGINAL]),
+                number(4, REGISTER),
+            ];
+            row.extend([
+                immediate(zone.to_ne_bytes().to_vec()),
+                expression("ct", set),
+            ]);
+        }
         Action::Snat(address) => {
             let family = match address {
                 IpAddr::V4(_) => libc::NFPROTO_IPV4,
@@ -397,14 +410,15 @@ fn nested(kind: u16, attributes: Vec<Attribute>) -> Attribute {
     }
 }
 
-fn data(kind: u16, bytes: Vec<u8>) -> Attribute {
-    nested(
+fn bytes(kind: u16, bytes: Vec<u8>) -> Attribute {
+    Attribute {
         kind,
-        vec![Attribute {
-            kind: NFTA_DATA_VALUE,
-            value: Value::Bytes(bytes),
-        }],
-    )
+        value: Value::Bytes(bytes),
+    }
+}
+
+fn data(kind: u16, value: Vec<u8>) -> Attribute {
+    nested(kind, vec![bytes(NFTA_DATA_VALUE, value)])
 }
 
 #[cfg(test)]

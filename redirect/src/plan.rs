@@ -9,15 +9,16 @@
 //!  ztunnel ── as the peer ──► application; the reply carries the connection mark ──► rule ──► table 100 ──► ztunnel
 //! ```
 //! On the node: probes of the kubelet get a source address by which a pod can tell them from other traffic.
-//! Names, chains and the order within each chain are those of Istio ambient's nftables mode.
+//! Names, chains and the order within each chain are those of Istio ambient's nftables mode, and one rule is ours: what
+//! ztunnel says to the application in a client's name is tracked apart from what that client says itself.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use capture::contract::{
-    CONNECTION_MARK, DNS_PORT, INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, MANGLE_TABLE, NAT_TABLE,
-    OUTBOUND_PORT, PACKET_MARK, PROBE_SET_V4, PROBE_SET_V6, PROBE_SOURCE_V4, PROBE_SOURCE_V6,
-    RAW_TABLE, ROUTE_TABLE, RULE_PRIORITY,
+    BORROWED_SOURCE_MARK, BORROWED_SOURCE_ZONE, CONNECTION_MARK, DNS_PORT, INBOUND_HBONE_PORT,
+    INBOUND_PLAINTEXT_PORT, MANGLE_TABLE, NAT_TABLE, OUTBOUND_PORT, PACKET_MARK, PROBE_SET_V4,
+    PROBE_SET_V6, PROBE_SOURCE_V4, PROBE_SOURCE_V6, RAW_TABLE, ROUTE_TABLE, RULE_PRIORITY,
 };
 
 use crate::enroll::Labels;
@@ -128,12 +129,8 @@ pub struct Routing {
 }
 
 pub fn pod_plan(options: &PodOptions) -> PodPlan {
-    let mut tables = vec![mangle_table(), nat_table(options)];
-    if options.dns == Dns::Captured {
-        tables.push(raw_table());
-    }
     PodPlan {
-        tables,
+        tables: vec![mangle_table(), nat_table(options), raw_table(options.dns)],
         routing: families(options.families).map(routing).collect(),
     }
 }
@@ -307,21 +304,32 @@ fn nat_table(options: &PodOptions) -> Table {
     }
 }
 
-fn raw_table() -> Table {
-    let prerouting = vec![rule(
+fn raw_table(dns: Dns) -> Table {
+    let mut prerouting = Vec::new();
+    let mut output = vec![rule(
         [
-            Match::SourcePort(Transport::Udp, Is::Equal, 53),
-            Match::PacketMark(Is::Not, PACKET_MARK),
+            Match::OutInterface(Is::Equal, "lo".into()),
+            Match::Transport(Transport::Tcp),
+            Match::PacketMark(Is::Equal, BORROWED_SOURCE_MARK),
         ],
-        Action::Zone(DNS_ZONE),
+        Action::OriginalZone(BORROWED_SOURCE_ZONE),
     )];
-    let output = vec![rule(
-        [
-            Match::DestinationPort(Transport::Udp, Is::Equal, 53),
-            Match::PacketMark(Is::Equal, PACKET_MARK),
-        ],
-        Action::Zone(DNS_ZONE),
-    )];
+    if dns == Dns::Captured {
+        prerouting.push(rule(
+            [
+                Match::SourcePort(Transport::Udp, Is::Equal, 53),
+                Match::PacketMark(Is::Not, PACKET_MARK),
+            ],
+            Action::Zone(DNS_ZONE),
+        ));
+        output.push(rule(
+            [
+                Match::DestinationPort(Transport::Udp, Is::Equal, 53),
+                Match::PacketMark(Is::Equal, PACKET_MARK),
+            ],
+            Action::Zone(DNS_ZONE),
+        ));
+    }
     Table {
         name: RAW_TABLE,
         sets: Vec::new(),

@@ -106,6 +106,8 @@ pub enum Action {
     RestoreMark,
     /// Tracks the connection apart from those of other zones.
     Zone(u16),
+    /// Tracks the connection's own direction apart; replies are looked for where all others are.
+    OriginalZone(u16),
     /// Rewrites the source.
     Snat(IpAddr),
 }
@@ -262,6 +264,7 @@ impl fmt::Display for Action {
             }
             Self::RestoreMark => f.write_str("meta mark set ct mark"),
             Self::Zone(zone) => write!(f, "ct zone set {zone}"),
+            Self::OriginalZone(zone) => write!(f, "ct original zone set {zone}"),
             Self::Snat(address) => write!(f, "snat {} to {address}", ip(Family::of(*address))),
         }
     }

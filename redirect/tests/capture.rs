@@ -20,8 +20,8 @@ use redirect::plan::{
 use redirect::program::{self, Programmed};
 use redirect::rules::{Action, Base, Chain, ChainKind, Family, Hook, Rule, Table};
 use support::{
-    FAMILIES, Pair, accept, application, assert_nobody_came, assert_talk, connect, connect_marked,
-    loopback, node_ip, pod_ip, proxy,
+    FAMILIES, Pair, accept, application, assert_nobody_came, assert_talk, connect,
+    connect_from_port, connect_marked, loopback, node_ip, pod_ip, proxy,
 };
 
 fn options() -> PodOptions {
@@ -127,6 +127,69 @@ fn ztunnel_reaches_the_application_from_the_peers_address() {
         assert_talk(&mut client, &mut served);
     }
     assert_nobody_came(&outbound);
+}
+
+/// Peers draw their ports for each destination on its own, so that one serves towards many.
+#[test]
+fn one_port_of_a_peer_reaches_several_ports_of_a_pod() {
+    let pair = captured_pod();
+    let plaintext = proxy(&pair.pod, 15006);
+    for (family, port) in FAMILIES.into_iter().zip([40_001, 40_002]) {
+        let mut open = Vec::new();
+        for target in [8080, 8081, 9090] {
+            let target = at(pod_ip(family), target);
+            let client = connect_from_port(&pair.node, port, target)
+                .unwrap_or_else(|error| panic!("{target}: {error}"));
+            let (served, peer) = accept(&plaintext);
+            assert_eq!(original_dst(&served).unwrap(), target);
+            assert_eq!(peer.ip(), node_ip(family));
+            open.push((client, served));
+        }
+        for (client, served) in &mut open {
+            assert_talk(client, served);
+        }
+    }
+}
+
+/// The other way about: a pod's one port towards several servers.
+#[test]
+fn one_port_of_a_pod_reaches_several_servers() {
+    let pair = captured_pod();
+    let outbound = proxy(&pair.pod, 15001);
+    for (family, port) in FAMILIES.into_iter().zip([40_003, 40_004]) {
+        let mut open = Vec::new();
+        for target in [8080, 8081, 9090] {
+            let target = at(node_ip(family), target);
+            let client = connect_from_port(&pair.pod, port, target)
+                .unwrap_or_else(|error| panic!("{target}: {error}"));
+            let (served, _) = accept(&outbound);
+            assert_eq!(original_dst(&served).unwrap(), target);
+            open.push((client, served));
+        }
+        for (client, served) in &mut open {
+            assert_talk(client, served);
+        }
+    }
+}
+
+#[test]
+fn a_peer_may_use_a_port_that_ztunnel_has_borrowed_its_address_with() {
+    let pair = captured_pod();
+    let plaintext = proxy(&pair.pod, 15006);
+    let server = application(&pair.pod, 8080);
+    for family in FAMILIES {
+        let target = at(pod_ip(family), 8080);
+        let mut borrowed = connect_marked(&pair.pod, target, Some(node_ip(family)));
+        let (mut told, peer) = accept(&server);
+        let mut client = connect_from_port(&pair.node, peer.port(), target).unwrap();
+        let (mut served, client_seen) = accept(&plaintext);
+        assert_eq!(client_seen, peer, "the very same address and port");
+        assert_eq!(original_dst(&served).unwrap(), target);
+        assert_talk(&mut client, &mut served);
+        assert_talk(&mut borrowed, &mut told);
+        assert_talk(&mut client, &mut served);
+    }
+    assert_nobody_came(&server);
 }
 
 #[test]

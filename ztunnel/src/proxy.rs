@@ -7,22 +7,19 @@
 mod admission;
 mod binding;
 mod certificates;
+mod connect;
+mod entrance;
 mod local_pods;
 mod permission;
 mod proxies;
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener as StdListener};
-use std::os::fd::OwnedFd;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use capture::Netns;
-use capture::contract::{INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, SOCKS5_PORT};
-use capture::socket::{
-    Accepted, Connecting, ListenOptions, OnClose, Transparent, TransparentState,
-};
 use identity::{CertificateError, CertificateSource, Certificates, WorkloadCertificate};
 use mesh::Workload;
 use mesh::workload::TunnelProtocol;
@@ -41,11 +38,11 @@ use tracing::{Instrument as _, debug, info_span, warn};
 use self::admission::Admitted;
 use self::binding::Held;
 use self::certificates::Patient;
+pub use self::connect::{CONNECT_TIMEOUT, OtherEnd, SeenSource};
+use self::entrance::Entrance;
 pub use self::local_pods::LocalPods;
 pub use self::proxies::{PodState, Proxies, Remaining};
-use crate::config::{
-    Baggage, DecisionLog, InPod, Ipv6, Keepalive, OriginalSource, PortReuse, SameNode, Socks5, Tcp,
-};
+use crate::config::{Baggage, DecisionLog, InPod, SameNode, Socks5, Tcp};
 use crate::connections::Connections;
 use crate::dns::{self, Resolver};
 use crate::endpoints::Endpoints;
@@ -68,7 +65,6 @@ const FAREWELL: Duration = Duration::from_millis(250);
 /// A pod that starts is here before the control plane has told of it, and its first connections wait so long for that
 /// and for its certificate. From then on it is as any other.
 const YOUTH: Duration = Duration::from_secs(15);
-pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What all pods share.
 pub struct Shared {
@@ -122,89 +118,8 @@ pub enum StartError {
     Listen { port: u16, error: io::Error },
     #[error("cannot read the addresses of the pod: {0}")]
     Addresses(io::Error),
-}
-
-/// Whom a pod's proxy connects to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OtherEnd {
-    /// The pod itself, from `source` where that is somebody else's address. The same kernel tells when it is gone, so
-    /// that nobody probes it.
-    Application { source: Option<IpAddr> },
-    /// Anybody else.
-    Elsewhere,
-}
-
-/// Which of a pod's listeners took a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Entrance {
-    Outbound,
-    Hbone,
-    Plaintext,
-    Socks5,
-}
-
-impl Entrance {
-    /// Those that are open, in the order of their opening.
-    fn all(socks5: Socks5) -> &'static [Self] {
-        match socks5 {
-            Socks5::On => &[Self::Hbone, Self::Plaintext, Self::Outbound, Self::Socks5],
-            Socks5::Off => &[Self::Hbone, Self::Plaintext, Self::Outbound],
-        }
-    }
-
-    fn listen(self, netns: &Netns, inpod: &InPod) -> io::Result<(StdListener, TransparentState)> {
-        let options = listen_options(inpod);
-        if self != Self::Socks5 {
-            return capture::socket::listen(netns, self.port(), options);
-        }
-        // For the pod itself alone, whose connections have no address but this to have been meant for.
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port()));
-        let options = ListenOptions {
-            transparent: Transparent::Off,
-            v6: false,
-            ..options
-        };
-        capture::socket::listen_at(netns, address, options)
-    }
-
-    /// What its connections are like.
-    fn accepted(self, tcp: &Tcp) -> Accepted {
-        Accepted {
-            keepalive: tcp.keepalive.map(keepalive),
-            user_timeout: tcp.user_timeout,
-            on_close: match self {
-                // A tunnel says by itself when it ends in order.
-                Self::Hbone => OnClose::Fin,
-                // An application never takes for an answer that it got none.
-                Self::Outbound | Self::Plaintext | Self::Socks5 => OnClose::Reset,
-            },
-        }
-    }
-
-    fn port(self) -> u16 {
-        match self {
-            Self::Outbound => OUTBOUND_PORT,
-            Self::Hbone => INBOUND_HBONE_PORT,
-            Self::Plaintext => INBOUND_PLAINTEXT_PORT,
-            Self::Socks5 => SOCKS5_PORT,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Outbound => "outbound",
-            Self::Hbone => "inbound",
-            Self::Plaintext => "passthrough",
-            Self::Socks5 => "socks5",
-        }
-    }
-
-    fn reporter(self) -> Reporter {
-        match self {
-            Self::Outbound | Self::Socks5 => Reporter::Source,
-            Self::Hbone | Self::Plaintext => Reporter::Destination,
-        }
-    }
+    #[error("cannot speak to the pod from its clients' addresses: {0}")]
+    Source(io::Error),
 }
 
 /// A connection as it came in.
@@ -239,8 +154,8 @@ pub struct PodProxy {
     pub shared: Arc<Shared>,
     pub connections: Arc<Connections>,
     pub gates: Gates,
-    /// Whether the listeners, and so the sockets towards the application, may use foreign addresses.
-    pub transparent: TransparentState,
+    /// Which address the application sees.
+    pub source: SeenSource,
     pools: Box<[OnceLock<hbone::Pool>]>,
     /// How much connections to a destination have carried.
     pub habits: Habits,
@@ -271,25 +186,22 @@ impl PodProxy {
         };
         let home = shared.workers.assign_home();
         let mut listeners = Vec::new();
-        let mut transparent = TransparentState::On;
+        let source = SeenSource::possible(&pod.netns, &shared.settings.inpod)?;
         for &entrance in Entrance::all(shared.settings.socks5) {
             let listener = match inherited.take(entrance.name()) {
-                Some(socket) => inherit(socket),
+                Some(socket) => entrance::inherit(socket),
                 None => entrance.listen(&pod.netns, &shared.settings.inpod),
             };
-            let listener = listener.and_then(|(listener, state)| {
+            let listener = listener.and_then(|listener| {
                 let accepted = entrance.accepted(&shared.settings.tcp);
                 capture::socket::set_accepted(&listener, accepted)?;
                 let _on_its_worker = shared.workers.enter(home);
-                Ok((TcpListener::from_std(listener)?, state))
+                TcpListener::from_std(listener)
             });
-            let (listener, state) = listener.map_err(|error| StartError::Listen {
+            let listener = listener.map_err(|error| StartError::Listen {
                 port: entrance.port(),
                 error,
             })?;
-            if state == TransparentState::Off && entrance != Entrance::Socks5 {
-                transparent = TransparentState::Off;
-            }
             listeners.push((entrance, Arc::new(listener)));
         }
         let workers = shared.workers.count();
@@ -303,7 +215,7 @@ impl PodProxy {
             certificates: Arc::new(Patient::new(shared.certificates.clone(), started + YOUTH)),
             connections: Connections::new(workers),
             gates: Gates::new(shared.settings.limits),
-            transparent,
+            source,
             pools: (0..workers).map(|_| OnceLock::new()).collect(),
             habits: Habits::default(),
             listeners: Mutex::new(listeners.clone()),
@@ -528,64 +440,6 @@ impl PodProxy {
         }
     }
 
-    /// Connects from inside the pod.
-    pub async fn connect(&self, to: SocketAddr, other: OtherEnd) -> io::Result<TcpStream> {
-        let family = capture::socket::domain_of(to.ip());
-        let mark = Some(self.shared.settings.inpod.mark);
-        let source = match other {
-            OtherEnd::Application { source } => source,
-            OtherEnd::Elsewhere => None,
-        };
-        let socket = capture::socket::tcp_socket(&self.netns, family, mark, source)?;
-        if other == OtherEnd::Elsewhere {
-            set_timeouts(&socket, &self.shared.settings.tcp);
-        }
-        let connecting = capture::socket::start_connecting(&socket, to)?;
-        let stream = TcpStream::from_std(socket.into())?;
-        if connecting == Connecting::UntilWritable {
-            stream.writable().await?;
-            if let Some(error) = stream.take_error()? {
-                return Err(error);
-            }
-        }
-        Ok(stream)
-    }
-
-    /// As [`Self::connect`], bounded in time.
-    pub async fn connect_in_time(
-        &self,
-        to: SocketAddr,
-        other: OtherEnd,
-    ) -> Result<TcpStream, Failure> {
-        match timeout(CONNECT_TIMEOUT, self.connect(to, other)).await {
-            Ok(Ok(stream)) => Ok(stream),
-            Ok(Err(error)) => Err(Failure::Connect { to, error }),
-            Err(_) => Err(Failure::ConnectTimeout {
-                to,
-                limit: CONNECT_TIMEOUT,
-            }),
-        }
-    }
-
-    /// Connects to the application, which sees the client's own address where the pod's sockets may use it.
-    pub async fn connect_keeping_source(
-        &self,
-        to: SocketAddr,
-        client: IpAddr,
-    ) -> Result<TcpStream, Failure> {
-        let source = self.kept_source(client, to.ip());
-        self.connect_in_time(to, OtherEnd::Application { source })
-            .await
-    }
-
-    fn kept_source(&self, source: IpAddr, destination: IpAddr) -> Option<IpAddr> {
-        let possible = self.transparent == TransparentState::On
-            && source != destination
-            && source.is_ipv4() == destination.is_ipv4()
-            && !source.is_loopback();
-        possible.then_some(source)
-    }
-
     /// A connection that ended before its route or its other end was known.
     pub fn refuse_early(
         &self,
@@ -688,45 +542,6 @@ fn listen_for_dns(
         port: listen.port(),
         error,
     })
-}
-
-fn inherit(socket: OwnedFd) -> io::Result<(StdListener, TransparentState)> {
-    let listener = StdListener::from(socket);
-    // It shares its flags with the other process's, which needs it the same way.
-    listener.set_nonblocking(true)?;
-    let state = TransparentState::of(&listener)?;
-    Ok((listener, state))
-}
-
-fn listen_options(inpod: &InPod) -> ListenOptions {
-    ListenOptions {
-        mark: Some(inpod.mark),
-        transparent: match inpod.original_source {
-            OriginalSource::Never => Transparent::Off,
-            OriginalSource::WherePossible => Transparent::BestEffort,
-            OriginalSource::Required => Transparent::Required,
-        },
-        reuse_port: inpod.port_reuse == PortReuse::Shared,
-        v6: inpod.ipv6 == Ipv6::Enabled,
-    }
-}
-
-/// Best effort: a connection without them is better than none.
-fn set_timeouts(socket: &impl std::os::fd::AsFd, tcp: &Tcp) {
-    if let Some(settings) = tcp.keepalive {
-        let _ = capture::socket::set_keepalive(socket, keepalive(settings));
-    }
-    if let Some(limit) = tcp.user_timeout {
-        let _ = capture::socket::set_user_timeout(socket, limit);
-    }
-}
-
-fn keepalive(settings: Keepalive) -> capture::socket::Keepalive {
-    capture::socket::Keepalive {
-        idle: settings.idle,
-        interval: settings.interval,
-        probes: settings.retries,
-    }
 }
 
 /// Closes with RST, so that the client sees a failure and not an empty answer.

@@ -34,6 +34,19 @@ pub const CONNECTION_MARK: Mark = Mark {
     mask: 0xfff,
 };
 
+/// On sockets that speak to the application from a client's address: [`PACKET_MARK`] and a bit of ours beside it.
+///
+/// The kernel draws their ports without knowing which ones the client uses, and the client may have a connection of the
+/// same addresses and ports to the pod, which is redirected and tracked under them. Told by this mark, the borrowed
+/// connection is tracked in [`BORROWED_SOURCE_ZONE`], and neither takes the other's packets. Rules that don't know of
+/// the bit see [`PACKET_MARK`].
+pub const BORROWED_SOURCE_MARK: Mark = Mark {
+    value: 0x1539,
+    mask: 0x1fff,
+};
+/// Where packets of connections from borrowed addresses are tracked, on their way to the application.
+pub const BORROWED_SOURCE_ZONE: u16 = 2;
+
 /// Replies that carry [`CONNECTION_MARK`] look up this routing table, whose only route delivers locally.
 pub const ROUTE_TABLE: u32 = 100;
 /// Priority of the rule that leads to [`ROUTE_TABLE`].
@@ -50,7 +63,7 @@ pub const PROBE_SOURCE_V6: Ipv6Addr = Ipv6Addr::new(
 pub const NAT_TABLE: &str = "istio-ambient-nat";
 /// The table that marks, in pods.
 pub const MANGLE_TABLE: &str = "istio-ambient-mangle";
-/// The table that keeps ztunnel's own DNS queries apart, in pods with DNS capture.
+/// The table that tracks apart what ztunnel does itself, in pods.
 pub const RAW_TABLE: &str = "istio-ambient-raw";
 
 /// The node's set of captured pods' IPv4 addresses, inside [`NAT_TABLE`].
@@ -85,9 +98,13 @@ mod tests {
 
     #[test]
     fn marks_stay_within_their_masks() {
-        for mark in [PACKET_MARK, CONNECTION_MARK] {
+        for mark in [PACKET_MARK, CONNECTION_MARK, BORROWED_SOURCE_MARK] {
             assert_eq!(mark.value & !mark.mask, 0);
         }
+        assert_eq!(
+            BORROWED_SOURCE_MARK.value & PACKET_MARK.mask,
+            PACKET_MARK.value
+        );
         assert_eq!(PACKET_MARK.value, 1337);
     }
 }

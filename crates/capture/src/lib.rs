@@ -3,7 +3,7 @@
 //!
 //! - [`contract`]: ports, marks, addresses and table names
 //! - [`netns`]: hold, enter and identify a network namespace
-//! - [`socket`]: original destination, marks, transparent listeners and connectors
+//! - [`socket`]: original destination, marks, listeners, connectors that borrow addresses
 //! - [`seqpacket`]: packets over a unix socket, with file descriptors
 //! - [`tun`]: a device for the links of test labs
 //! - [`memory`]: the allocator gives back what a peak has left

@@ -13,6 +13,7 @@ use std::time::Duration;
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 
+use crate::contract::{BORROWED_SOURCE_MARK, PACKET_MARK};
 use crate::netns::Netns;
 
 /// How many connections may wait to be accepted.
@@ -37,31 +38,12 @@ fn canonical(address: &SockAddr) -> io::Result<SocketAddr> {
     Ok(SocketAddr::new(address.ip().to_canonical(), address.port()))
 }
 
-/// May a listener answer for addresses that are not its own? Needed to keep the source address of inbound connections.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Transparent {
-    Off,
-    /// Try, and carry on without.
-    BestEffort,
-    Required,
-}
-
-/// What became of [`Transparent`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TransparentState {
-    On,
-    Off,
-}
-
-impl TransparentState {
-    /// Of a listener that somebody else has made.
-    pub fn of(listener: &impl AsFd) -> io::Result<Self> {
-        // One flag for both families, as in setting it.
-        Ok(match SockRef::from(listener).ip_transparent_v4()? {
-            true => Self::On,
-            false => Self::Off,
-        })
-    }
+/// Whether sockets of a namespace may speak from addresses that are not its own: needs CAP_NET_ADMIN or CAP_NET_RAW.
+///
+/// # Errors
+/// The kernel's, where they may not.
+pub fn may_borrow_sources(netns: &Netns) -> io::Result<()> {
+    netns.enter(|| set_transparent(&tcp(Ipv4Addr::UNSPECIFIED.into())?, true))?
 }
 
 /// What a listener in a pod is like.
@@ -69,7 +51,6 @@ impl TransparentState {
 pub struct ListenOptions {
     /// Mark of the packets of every accepted connection.
     pub mark: Option<u32>,
-    pub transparent: Transparent,
     /// Lets an old and a new process listen on the port at the same time.
     pub reuse_port: bool,
     /// Serve IPv6 too, where the kernel has it.
@@ -77,11 +58,7 @@ pub struct ListenOptions {
 }
 
 /// Listens on all addresses of a pod, or of its loopback with [`listen_at`]. The socket is non-blocking.
-pub fn listen(
-    netns: &Netns,
-    port: u16,
-    options: ListenOptions,
-) -> io::Result<(TcpListener, TransparentState)> {
+pub fn listen(netns: &Netns, port: u16, options: ListenOptions) -> io::Result<TcpListener> {
     if options.v6 {
         match listen_at(
             netns,
@@ -100,12 +77,17 @@ pub fn listen(
 }
 
 /// Listens on one address inside a namespace; the IPv6 wildcard serves IPv4 as well.
+///
+/// The listener is not transparent, and needs not be, since what is redirected comes to an address of the pod. It must
+/// not: two connections from one port of a client to two ports of the pod are the same to a socket here until
+/// translation gives the younger one another source port, and for transparent sockets the kernel keeps to the one that
+/// it found before (`nf_nat_ipv4_local_in`), so that the younger one is never answered.
 pub fn listen_at(
     netns: &Netns,
     address: SocketAddr,
     options: ListenOptions,
-) -> io::Result<(TcpListener, TransparentState)> {
-    let (socket, transparent) = netns.enter(|| -> io::Result<_> {
+) -> io::Result<TcpListener> {
+    let socket = netns.enter(|| -> io::Result<_> {
         let socket = tcp(address.ip())?;
         if address.is_ipv6() {
             socket.set_only_v6(!address.ip().is_unspecified())?;
@@ -118,26 +100,15 @@ pub fn listen_at(
         if let Some(mark) = options.mark {
             socket.set_mark(mark)?;
         }
-        let transparent = match options.transparent {
-            Transparent::Off => TransparentState::Off,
-            Transparent::BestEffort => match set_transparent(&socket) {
-                Ok(()) => TransparentState::On,
-                Err(_) => TransparentState::Off,
-            },
-            Transparent::Required => {
-                set_transparent(&socket)?;
-                TransparentState::On
-            }
-        };
         socket.bind(&address.into())?;
-        Ok((socket, transparent))
+        Ok(socket)
     })??;
     socket.listen(BACKLOG)?;
-    Ok((socket.into(), transparent))
+    Ok(socket.into())
 }
 
 /// A socket to connect with from inside a namespace, non-blocking. `bind` makes it speak from that address, which may
-/// belong to somebody else: needs CAP_NET_ADMIN or CAP_NET_RAW.
+/// belong to somebody else ([`may_borrow_sources`]): its mark says so ([`BORROWED_SOURCE_MARK`]).
 pub fn tcp_socket(
     netns: &Netns,
     family: Domain,
@@ -152,10 +123,13 @@ pub fn tcp_socket(
         )?;
         socket.set_tcp_nodelay(true)?;
         if let Some(mark) = mark {
-            socket.set_mark(mark)?;
+            socket.set_mark(match bind {
+                Some(_) => mark | BORROWED_SOURCE_MARK.value & !PACKET_MARK.mask,
+                None => mark,
+            })?;
         }
         if let Some(address) = bind {
-            set_transparent(&socket)?;
+            set_transparent(&socket, true)?;
             // The port is chosen at connect, so that one source may hold one port towards many destinations.
             setsockopt(&socket, sockopt::IpBindAddressNoPort, &true)?;
             socket.bind(&SocketAddr::new(address, 0).into())?;
@@ -204,6 +178,11 @@ pub fn domain_of(address: IpAddr) -> Domain {
         IpAddr::V4(_) => Domain::IPV4,
         IpAddr::V6(_) => Domain::IPV6,
     }
+}
+
+/// Takes from a listener that another process has made what [`listen_at`] does not give.
+pub fn make_plain(listener: &impl AsFd) -> io::Result<()> {
+    SockRef::from(listener).set_ip_transparent_v4(false)
 }
 
 /// Marks the packets of a socket.
@@ -331,8 +310,8 @@ fn udp(family: IpAddr) -> io::Result<Socket> {
 }
 
 /// On Linux the IPv4 option sets the one flag that both families look at.
-fn set_transparent(socket: &Socket) -> io::Result<()> {
-    socket.set_ip_transparent_v4(true)
+fn set_transparent(socket: &Socket, transparent: bool) -> io::Result<()> {
+    socket.set_ip_transparent_v4(transparent)
 }
 
 /// Whether a socket could not be had because its namespace has no IPv6.

@@ -9,14 +9,13 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 
-use capture::contract::PACKET_MARK;
+use capture::contract::{BORROWED_SOURCE_MARK, PACKET_MARK};
 use capture::netns::Netns;
-use capture::socket::{self, ListenOptions, Transparent, TransparentState};
+use capture::socket::{self, ListenOptions};
 use socket2::Domain;
 
 const OPTIONS: ListenOptions = ListenOptions {
     mark: Some(PACKET_MARK.value),
-    transparent: Transparent::Required,
     reuse_port: true,
     v6: true,
 };
@@ -102,8 +101,12 @@ fn a_namespace_is_recognised_through_another_descriptor() {
 #[test]
 fn a_listener_in_a_namespace_serves_both_families_there_only() {
     let other = netns();
-    let (listener, transparent) = socket::listen(&other, 15006, OPTIONS).unwrap();
-    assert_eq!(transparent, TransparentState::On);
+    let listener = socket::listen(&other, 15006, OPTIONS).unwrap();
+    assert!(
+        !socket2::SockRef::from(&listener)
+            .ip_transparent_v4()
+            .unwrap()
+    );
     listener.set_nonblocking(false).unwrap();
     for address in ["127.0.0.1:15006", "[::1]:15006"] {
         let address: SocketAddr = address.parse().unwrap();
@@ -149,5 +152,8 @@ fn a_connector_speaks_from_a_foreign_address() {
     .unwrap();
     let local = socket.local_addr().unwrap().as_socket().unwrap();
     assert_eq!(local.ip(), Ipv4Addr::new(10, 9, 8, 7));
-    assert_eq!(socket.mark().unwrap(), PACKET_MARK.value);
+    assert_eq!(socket.mark().unwrap(), BORROWED_SOURCE_MARK.value);
+    let own = socket::tcp_socket(&other, Domain::IPV4, Some(PACKET_MARK.value), None).unwrap();
+    assert_eq!(own.mark().unwrap(), PACKET_MARK.value);
+    socket::may_borrow_sources(&other).unwrap();
 }

@@ -3,13 +3,13 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use capture::Netns;
 use capture::contract::PACKET_MARK;
-use capture::socket::{self, ListenOptions, Transparent};
+use capture::socket::{self, ListenOptions};
 use netlink_packet_route::address::{AddressAttribute, AddressFlags};
 use redirect::rules::Family;
 use rtnetlink::{Handle, LinkUnspec, LinkVeth, RouteMessageBuilder};
@@ -85,12 +85,8 @@ impl Pair {
             join(&handle, "eth0", pod_ip).await;
             for family in FAMILIES {
                 let route = match node_ip(family) {
-                    IpAddr::V4(via) => RouteMessageBuilder::<std::net::Ipv4Addr>::new()
-                        .gateway(via)
-                        .build(),
-                    IpAddr::V6(via) => RouteMessageBuilder::<std::net::Ipv6Addr>::new()
-                        .gateway(via)
-                        .build(),
+                    IpAddr::V4(via) => RouteMessageBuilder::<Ipv4Addr>::new().gateway(via).build(),
+                    IpAddr::V6(via) => RouteMessageBuilder::<Ipv6Addr>::new().gateway(via).build(),
                 };
                 handle.route().add(route).execute().await.unwrap();
             }
@@ -169,32 +165,48 @@ pub(crate) fn talk(netns: &Netns, conversation: impl AsyncFnOnce(Handle) + Send 
         .unwrap();
 }
 
-/// A listener of ztunnel: marked and transparent.
+/// A listener of ztunnel: marked.
 pub(crate) fn proxy(netns: &Netns, port: u16) -> TcpListener {
     let options = ListenOptions {
         mark: Some(PACKET_MARK.value),
-        transparent: Transparent::Required,
         reuse_port: true,
         v6: true,
     };
-    socket::listen(netns, port, options).unwrap().0
+    socket::listen(netns, port, options).unwrap()
 }
 
 /// A listener of an application.
 pub(crate) fn application(netns: &Netns, port: u16) -> TcpListener {
     let options = ListenOptions {
         mark: None,
-        transparent: Transparent::Off,
         reuse_port: false,
         v6: true,
     };
-    socket::listen(netns, port, options).unwrap().0
+    socket::listen(netns, port, options).unwrap()
 }
 
 pub(crate) fn connect(netns: &Netns, to: SocketAddr) -> std::io::Result<TcpStream> {
     netns
         .enter(|| TcpStream::connect_timeout(&to, Duration::from_secs(2)))
         .unwrap()
+}
+
+/// Connects from a given port, which may be in use towards others.
+pub(crate) fn connect_from_port(
+    netns: &Netns,
+    port: u16,
+    to: SocketAddr,
+) -> std::io::Result<TcpStream> {
+    let socket = socket::tcp_socket(netns, socket::domain_of(to.ip()), None, None)?;
+    socket.set_nonblocking(false)?;
+    socket.set_reuse_address(true)?;
+    let any: IpAddr = match to {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    socket.bind(&SocketAddr::new(any, port).into())?;
+    socket.connect_timeout(&to.into(), Duration::from_secs(2))?;
+    Ok(socket.into())
 }
 
 /// Connects as ztunnel does: marked, and from a given address.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use capture::Netns;
-use capture::socket::{ListenOptions, Transparent};
+use capture::socket::ListenOptions;
 use parking_lot::Mutex;
 use socket2::SockRef;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -56,13 +56,12 @@ pub fn listen(netns: &Netns, listen: DnsListen, inpod: &InPod) -> io::Result<Lis
         }
         let options = ListenOptions {
             mark: Some(inpod.mark),
-            transparent: Transparent::Off,
             reuse_port,
             v6: address.is_ipv6(),
         };
         let udp = capture::socket::udp_at(netns, address, Some(inpod.mark), reuse_port);
         let bound =
-            udp.and_then(|udp| Ok((udp, capture::socket::listen_at(netns, address, options)?.0)));
+            udp.and_then(|udp| Ok((udp, capture::socket::listen_at(netns, address, options)?)));
         match bound {
             Ok((udp, tcp)) => {
                 listeners.udp.push(udp);

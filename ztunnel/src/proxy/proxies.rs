@@ -71,7 +71,7 @@ impl Proxies {
     pub fn start(&self, pod: &Pod<Netns>, inherited: Sockets) -> Result<(), StartError> {
         let handed_over = inherited.len();
         let proxy = PodProxy::start(pod, &self.shared, inherited)?;
-        info!(uid = %pod.uid, pod = %pod.info, netns = %pod.netns.id(), transparent = ?proxy.transparent, handed_over, "proxy started");
+        info!(uid = %pod.uid, pod = %pod.info, netns = %pod.netns.id(), source = ?proxy.source, handed_over, "proxy started");
         self.started.increment(1);
         self.shared.local.add(&proxy);
         let replaced = self.running.lock().insert(pod.uid.clone(), proxy);
