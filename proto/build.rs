@@ -2,12 +2,13 @@
 //! Compiles the schemas with protox, so that building needs no protoc.
 
 /// Every schema, by owner.
-const SCHEMAS: [&str; 8] = [
+const SCHEMAS: [&str; 9] = [
     "istio/workload.proto",
     "istio/security.proto",
     "istio/zds.proto",
     "istio/ca.proto",
     "envoy/discovery.proto",
+    "envoy/auth.proto",
     "mesh/handover.proto",
     "mesh/waypoint.proto",
     "mesh/waypoint_policy.proto",

@@ -267,7 +267,7 @@ fn policy() -> impl Strategy<Value = Object> {
         namespace(),
         name(),
         labels(),
-        one_of(&["ALLOW", "DENY", "AUDIT"]),
+        one_of(&["ALLOW", "DENY", "AUDIT", "CUSTOM"]),
         one_of(&["80", "81"]),
         prop::option::of(target()),
     )
@@ -276,7 +276,12 @@ fn policy() -> impl Strategy<Value = Object> {
                 "action": action, "rules": [{"to": [{"operation": {"ports": [port]}}]}],
             });
             match target {
-                Some(target) => spec["targetRefs"] = json!([target]),
+                Some(target) => {
+                    if spec["action"] == "CUSTOM" {
+                        spec["provider"] = json!({"name": "opa"});
+                    }
+                    spec["targetRefs"] = json!([target]);
+                }
                 None => spec["selector"] = selector(labels),
             }
             object::<kinds::AuthorizationPolicy>(json!({
@@ -478,11 +483,12 @@ fn route() -> impl Strategy<Value = Object> {
 }
 
 fn mesh_config() -> impl Strategy<Value = Object> {
-    (one_of(&["PUBLIC", "NAMESPACE", "NONE"]), one_of(&["net1", "net2"])).prop_map(
-        |(visibility, network)| {
+    (one_of(&["PUBLIC", "NAMESPACE", "NONE"]), one_of(&["net1", "net2"]), one_of(&["opa", "other"])).prop_map(
+        |(visibility, network, provider)| {
             let mesh = json!({"serviceEntryVisibility": {"policies": [{
                 "visibility": visibility, "matchingRules": [
-                    {"namespaceSelector": {"matchLabels": {"topology.istio.io/network": network}}}]}]}});
+                    {"namespaceSelector": {"matchLabels": {"topology.istio.io/network": network}}}]}]},
+                "extensionProviders": [{"name": provider, "envoyExtAuthzGrpc": {"service": "opa.x", "port": 9000}}]});
             object::<kinds::ConfigMap>(json!({
                 "metadata": {"name": "istio", "namespace": "root"}, "data": {"mesh": mesh.to_string()},
             }))

@@ -54,6 +54,10 @@ package! {
     ads = "envoy.service.discovery.v3"
 }
 package! {
+    /// `envoy.service.auth.v3`: external authorization.
+    auth = "envoy.service.auth.v3"
+}
+package! {
     /// `culvert.handover`: a node proxy's listeners handed to the next one.
     handover = "culvert.handover"
 }

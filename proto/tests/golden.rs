@@ -3,7 +3,7 @@
 //! numbers: a wrong number or type in a schema fails here, not in a cluster.
 
 use bytes::Bytes;
-use proto::{ads, ca, handover, security, waypoint, workload, zds};
+use proto::{ads, auth, ca, handover, security, waypoint, workload, zds};
 
 /// `golden` is hex; spaces and the bars between fields are for the reader.
 #[track_caller]
@@ -657,6 +657,7 @@ fn waypoint_settings_and_policies() {
             authorizers: vec![waypoint::Authorizer {
                 name: text("a"),
                 invalid: text("x"),
+                ..Default::default()
             }],
             explain: true,
             token_rules: vec![waypoint::TokenRule {
@@ -696,6 +697,152 @@ fn waypoint_settings_and_policies() {
         matches: vec![matching],
     };
     check(rule(vec![clause]), "08 07 | 12 06 0a 04 0a 02 08 01");
+}
+
+#[test]
+fn waypoint_authorizers() {
+    use waypoint::authorizer::Protocol;
+    use waypoint::pattern::Kind;
+    let pattern = |name: &str| waypoint::Pattern {
+        kind: Some(Kind::Exact(text(name))),
+    };
+    check(
+        waypoint::Authorizer {
+            name: text("a"),
+            invalid: String::new(),
+            namespace: text("n"),
+            hostname: text("h"),
+            port: 9000,
+            timeout: Some(prost_types::Duration {
+                seconds: 2,
+                nanos: 0,
+            }),
+            fail_open: true,
+            status_on_error: 503,
+            body: Some(waypoint::AuthorizerBody {
+                max_bytes: 5,
+                allow_partial: true,
+                as_bytes: true,
+            }),
+            protocol: Some(Protocol::Http(waypoint::HttpAuthorizer {
+                path_prefix: text("/p"),
+                request_headers: vec![pattern("q")],
+                added_headers: vec![waypoint::AddedHeader {
+                    name: text("k"),
+                    value: text("v"),
+                }],
+                upstream_on_allow: vec![pattern("u")],
+                downstream_on_deny: vec![pattern("d")],
+                downstream_on_allow: vec![pattern("c")],
+            })),
+        },
+        "0a 01 61 | 1a 01 6e | 22 01 68 | 28 a8 46 | 32 02 08 02 | 38 01 | 40 f7 03 |
+         4a 06 08 05 10 01 18 01 |
+         5a 20 0a 02 2f 70 12 03 0a 01 71 1a 06 0a 01 6b 12 01 76 22 03 0a 01 75 2a 03 0a 01 64 32 03 0a 01 63",
+    );
+    let grpc = waypoint::Authorizer {
+        protocol: Some(Protocol::Grpc(())),
+        ..Default::default()
+    };
+    check(grpc, "52 00");
+}
+
+#[test]
+fn questions_to_an_authorizer_and_their_answers() {
+    use auth::attribute_context::{HttpRequest, Peer, Request};
+    use auth::check_response::HttpResponse;
+    use auth::{address, socket_address};
+    let socket = auth::SocketAddress {
+        address: text("a"),
+        port_specifier: Some(socket_address::PortSpecifier::PortValue(80)),
+    };
+    let peer = Peer {
+        address: Some(auth::Address {
+            address: Some(address::Address::SocketAddress(socket)),
+        }),
+        service: text("s"),
+        labels: [(text("k"), text("v"))].into(),
+        principal: text("p"),
+    };
+    let http = HttpRequest {
+        id: text("i"),
+        method: text("M"),
+        headers: [(text("k"), text("v"))].into(),
+        path: text("/"),
+        host: text("h"),
+        scheme: text("s"),
+        size: 3,
+        protocol: text("p"),
+        body: text("b"),
+        raw_body: vec![1],
+    };
+    check(
+        auth::CheckRequest {
+            attributes: Some(auth::AttributeContext {
+                source: Some(peer),
+                destination: Some(Peer::default()),
+                request: Some(Request {
+                    time: Some(prost_types::Timestamp {
+                        seconds: 1,
+                        nanos: 0,
+                    }),
+                    http: Some(http),
+                }),
+            }),
+        },
+        "0a 45 | 0a 17 0a 07 0a 05 12 01 61 18 50 12 01 73 1a 06 0a 01 6b 12 01 76 22 01 70 | 12 00 |
+         22 28 0a 02 08 01 12 22 0a 01 69 12 01 4d 1a 06 0a 01 6b 12 01 76 22 01 2f 2a 01 68 32 01 73 48 03
+         52 01 70 5a 01 62 62 01 01",
+    );
+    let option = |append| auth::HeaderValueOption {
+        header: Some(auth::HeaderValue {
+            key: text("k"),
+            value: text("v"),
+            raw_value: vec![1],
+        }),
+        append,
+        append_action: 3,
+        keep_empty_value: true,
+    };
+    check(
+        option(Some(true)),
+        "0a 09 0a 01 6b 12 01 76 1a 01 01 | 12 02 08 01 | 18 03 | 20 01",
+    );
+    let response = |code, http_response| auth::CheckResponse {
+        status: Some(auth::Status {
+            code,
+            message: text("m"),
+        }),
+        http_response: Some(http_response),
+    };
+    let plain = || auth::HeaderValueOption::default();
+    check(
+        response(
+            7,
+            HttpResponse::DeniedResponse(auth::DeniedHttpResponse {
+                status: Some(auth::HttpStatus { code: 401 }),
+                headers: vec![plain()],
+                body: text("b"),
+            }),
+        ),
+        "0a 05 08 07 12 01 6d | 12 0a 0a 03 08 91 03 12 00 1a 01 62",
+    );
+    check(
+        response(
+            0,
+            HttpResponse::OkResponse(auth::OkHttpResponse {
+                headers: vec![plain()],
+                headers_to_remove: vec![text("r")],
+                response_headers_to_add: vec![plain()],
+                query_parameters_to_set: vec![auth::QueryParameter {
+                    key: text("k"),
+                    value: text("v"),
+                }],
+                query_parameters_to_remove: vec![text("q")],
+            }),
+        ),
+        "0a 03 12 01 6d | 1a 12 12 00 2a 01 72 32 00 3a 06 0a 01 6b 12 01 76 42 01 71",
+    );
 }
 
 #[test]

@@ -3,9 +3,10 @@
 
 use proto::waypoint as wire;
 use serde_json::{Value, json};
+use wire::authorizer::Protocol;
 use wire::pattern::Kind;
 
-use super::{Fields, ip};
+use super::{Fields, ip, waypoint::seconds};
 
 pub(super) fn waypoint(waypoint: &wire::Waypoint) -> Value {
     let mut out = Fields::default();
@@ -21,10 +22,50 @@ pub(super) fn waypoint(waypoint: &wire::Waypoint) -> Value {
     out.add("trustedHops", hops);
     out.add("trustDomains", waypoint.trust_domains.clone());
     let authorizers = waypoint.authorizers.iter();
-    let authorizers = authorizers.map(|one| json!({ "name": one.name, "invalid": one.invalid }));
-    out.add("authorizers", authorizers.collect::<Vec<_>>());
+    out.add(
+        "authorizers",
+        authorizers.map(authorizer).collect::<Vec<_>>(),
+    );
     out.add("explain", waypoint.explain);
     out.add("tokenRules", token_rules(&waypoint.token_rules));
+    out.into()
+}
+
+fn authorizer(authorizer: &wire::Authorizer) -> Value {
+    let mut out = Fields::default();
+    out.add("name", &authorizer.name);
+    out.add("invalid", &authorizer.invalid);
+    out.add("namespace", &authorizer.namespace);
+    out.add("hostname", &authorizer.hostname);
+    out.add("port", Some(authorizer.port).filter(|port| *port > 0));
+    out.add("timeout", authorizer.timeout.map(seconds));
+    out.add("failOpen", authorizer.fail_open);
+    let status = Some(authorizer.status_on_error).filter(|status| *status > 0);
+    out.add("statusOnError", status);
+    if let Some(body) = &authorizer.body {
+        let mut fields = Fields::default();
+        fields.add("maxBytes", Some(body.max_bytes));
+        fields.add("allowPartial", body.allow_partial);
+        fields.add("asBytes", body.as_bytes);
+        out.add("body", Value::from(fields));
+    }
+    let patterns =
+        |patterns: &[wire::Pattern]| patterns.iter().map(pattern).collect::<Vec<String>>();
+    match &authorizer.protocol {
+        Some(Protocol::Grpc(())) => out.add("protocol", "grpc"),
+        Some(Protocol::Http(http)) => {
+            out.add("protocol", "http");
+            out.add("pathPrefix", &http.path_prefix);
+            out.add("requestHeaders", patterns(&http.request_headers));
+            let added = http.added_headers.iter();
+            let added = added.map(|header| format!("{}: {}", header.name, header.value));
+            out.add("addedHeaders", added.collect::<Vec<_>>());
+            out.add("upstreamOnAllow", patterns(&http.upstream_on_allow));
+            out.add("downstreamOnDeny", patterns(&http.downstream_on_deny));
+            out.add("downstreamOnAllow", patterns(&http.downstream_on_allow));
+        }
+        None => {}
+    }
     out.into()
 }
 

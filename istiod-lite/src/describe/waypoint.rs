@@ -280,6 +280,6 @@ fn destination(to: &wire::Destination) -> String {
     )
 }
 
-fn seconds(time: prost_types::Duration) -> String {
+pub(super) fn seconds(time: prost_types::Duration) -> String {
     format!("{}.{:03}s", time.seconds, time.nanos / 1_000_000)
 }

@@ -2,11 +2,14 @@
 //! What the index keeps of the mesh's own configuration: the ConfigMap `istio` of the
 //! root namespace, whose key `mesh` holds it as YAML. What isn't named here is for others.
 
+mod providers;
+
 use cluster::kinds;
 use k8s_openapi::api::core::v1 as core;
-use proto::waypoint::PathNormalization;
+use proto::waypoint::{self as wire, PathNormalization};
 use serde::Deserialize;
 
+pub use self::providers::{Backend, Provider, ProviderKind};
 use super::{Labels, Problem, gateway::selector_matches};
 use crate::wellknown;
 
@@ -21,6 +24,8 @@ pub struct MeshConfig {
     pub trust_domain_aliases: Vec<String>,
     /// How many proxies in front of a waypoint are believed about who a request comes from.
     pub trusted_hops: u32,
+    /// Those that policies and telemetry refer to.
+    pub providers: Vec<Provider>,
 }
 
 /// Who sees the ServiceEntries of a namespace.
@@ -63,6 +68,34 @@ impl MeshConfig {
         });
         chosen.map_or(rules.default, |policy| policy.visibility)
     }
+
+    /// Whom CUSTOM policies may ask; those that can't be asked say why.
+    pub fn authorizers(&self) -> impl Iterator<Item = wire::Authorizer> {
+        self.providers.iter().map(|provider| match &provider.kind {
+            Ok(ProviderKind::Authorizer(authorizer)) => (**authorizer).clone(),
+            Ok(ProviderKind::Other { key, .. }) => invalid(
+                &provider.name,
+                format!("is of kind {key}, which can't be asked"),
+            ),
+            Err(reason) => invalid(&provider.name, reason.clone()),
+        })
+    }
+
+    /// Why the provider that a CUSTOM policy names can't be asked.
+    pub fn cannot_ask(&self, name: &str) -> Option<String> {
+        match self.authorizers().find(|known| known.name == name) {
+            None => Some("is not among the mesh's extensionProviders".to_owned()),
+            Some(known) => Some(known.invalid).filter(|reason| !reason.is_empty()),
+        }
+    }
+}
+
+fn invalid(name: &str, reason: String) -> wire::Authorizer {
+    wire::Authorizer {
+        name: name.to_owned(),
+        invalid: reason,
+        ..wire::Authorizer::default()
+    }
 }
 
 /// Reads the configuration.
@@ -99,6 +132,7 @@ pub fn read(config: &core::ConfigMap) -> Result<MeshConfig, Problem> {
         path_normalization: normalization,
         trust_domain_aliases: written.trust_domain_aliases,
         trusted_hops: topology.map_or(0, |topology| topology.num_trusted_proxies),
+        providers: providers::read(written.extension_providers),
     })
 }
 
@@ -123,6 +157,7 @@ struct Written {
     path_normalization: Option<WrittenNormalization>,
     trust_domain_aliases: Vec<String>,
     default_config: Option<WrittenProxyConfig>,
+    extension_providers: Vec<serde_json::Value>,
 }
 
 #[derive(Deserialize)]
@@ -291,6 +326,37 @@ defaultConfig: {gatewayTopology: {numTrustedProxies: 2}, discoveryAddress: x}
         assert_eq!(config.path_normalization, PathNormalization::MergeSlashes);
         assert_eq!(config.trust_domain_aliases, ["old", "older"]);
         assert_eq!(config.trusted_hops, 2);
+    }
+
+    #[test]
+    fn those_that_policies_ask_are_known_by_name() {
+        let config = config(
+            "extensionProviders:
+- name: grpc
+  envoyExtAuthzGrpc: {service: authz.auth.svc.cluster.local, port: 9000}
+- name: logs
+  envoyOtelAls: {service: otel.obs.svc.cluster.local, port: 4317}
+- name: bad
+  envoyExtAuthzHttp: {port: 9000}
+",
+        )
+        .expect("valid");
+        for (name, why) in [
+            ("grpc", None),
+            ("logs", Some("is of kind envoyOtelAls")),
+            ("bad", Some("envoyExtAuthzHttp.service")),
+            ("", Some("is not among")),
+            ("other", Some("is not among")),
+        ] {
+            let said = config.cannot_ask(name);
+            assert_eq!(said.is_some(), why.is_some(), "{name}: {said:?}");
+            assert!(said.unwrap_or_default().contains(why.unwrap_or_default()));
+        }
+        let told: Vec<bool> = config
+            .authorizers()
+            .map(|one| one.invalid.is_empty())
+            .collect();
+        assert_eq!(told, [true, false, false]);
     }
 
     #[test]

@@ -163,7 +163,9 @@ impl Index {
         let mut gateways = Vec::new();
         let targets = self.found(policy, &mut gateways);
         let stricter = policy.stricter.as_deref();
-        let at_waypoints = status::policies::waypoint_accepted(&targets, stricter);
+        let unasked = self.cannot_ask(policy);
+        let at_waypoints =
+            status::policies::waypoint_accepted(&targets, stricter, unasked.as_deref());
         let resources = policy.authorization.iter().map(|authorization| {
             (
                 ResourceType::Authorization,

@@ -47,8 +47,13 @@ impl Found {
     }
 }
 
-/// Whether waypoints enforce a policy. `stricter` is said beside it where they do so more strictly than it is written.
-pub fn waypoint_accepted(targets: &[Target], stricter: Option<&str>) -> Option<Condition> {
+/// Whether waypoints enforce a policy. `stricter` is said beside it where they do so more strictly than it is written;
+/// `unasked` is why they can't ask whom it names, and deny instead.
+pub fn waypoint_accepted(
+    targets: &[Target],
+    stricter: Option<&str>,
+    unasked: Option<&str>,
+) -> Option<Condition> {
     let is_bound = |target: &&Target| matches!(target.found, Found::Bound(_));
     let unbound: Vec<&str> = targets
         .iter()
@@ -67,12 +72,16 @@ pub fn waypoint_accepted(targets: &[Target], stricter: Option<&str>) -> Option<C
             format!("no waypoint for {}", unbound.join(", ")),
         ),
     };
-    let verdict = match targets.iter().find(is_bound) {
-        Some(_) => Verdict::True,
-        None => Verdict::False,
+    let bound = targets.iter().find(is_bound);
+    let unasked = unasked.filter(|_| bound.is_some());
+    let (verdict, reason) = match bound {
+        Some(_) if unasked.is_some() => (Verdict::False, "Invalid"),
+        Some(_) => (Verdict::True, reason),
+        None => (Verdict::False, reason),
     };
     let said = [
         Some(message.as_str()).filter(|text| !text.is_empty()),
+        unasked,
         stricter,
     ];
     let said: Vec<&str> = said.into_iter().flatten().collect();
@@ -130,18 +139,26 @@ mod tests {
                 .enumerate()
                 .map(|(n, found)| target(&format!("t{n}"), found))
                 .collect();
-            let said = waypoint_accepted(&targets, None).expect("said");
+            let said = waypoint_accepted(&targets, None, None).expect("said");
             assert_eq!(
                 (said.verdict, said.reason, &*said.message),
                 (verdict, reason, message)
             );
         }
-        assert_eq!(waypoint_accepted(&[], None), None);
-        let stricter = waypoint_accepted(&[target("t", &bound)], Some("less is allowed"));
+        assert_eq!(waypoint_accepted(&[], None, Some("x")), None);
+        let stricter = waypoint_accepted(&[target("t", &bound)], Some("less is allowed"), None);
         let message = stricter.map(|said| said.message);
         assert_eq!(
             message.as_deref(),
             Some("bound to shop/wp; less is allowed")
         );
+        for (found, reason, is_said) in
+            [(&bound, "Invalid", true), (&lost, "TargetNotFound", false)]
+        {
+            let targets = [target("t", found)];
+            let said = waypoint_accepted(&targets, None, Some("nobody to ask")).expect("said");
+            assert_eq!((said.verdict, said.reason), (Verdict::False, reason));
+            assert_eq!(said.message.ends_with("; nobody to ask"), is_said);
+        }
     }
 }

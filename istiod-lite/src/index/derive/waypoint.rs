@@ -58,7 +58,7 @@ impl Index {
             path_normalization: config.path_normalization.into(),
             trusted_hops: config.trusted_hops,
             trust_domains: own.chain(aliases).map(str::to_owned).collect(),
-            authorizers: Vec::new(),
+            authorizers: config.authorizers().collect(),
             explain: gateway.explains,
             token_rules,
         };
@@ -71,6 +71,19 @@ impl Index {
             )],
             ..Derived::default()
         })
+    }
+
+    /// Why the authorizer that a policy names can't be asked.
+    pub(super) fn cannot_ask(&self, policy: &Policy) -> Option<String> {
+        let told = policy.for_waypoints.as_ref()?;
+        if told.action() != wire::PolicyAction::Custom {
+            return None;
+        }
+        let why = self.world.mesh_config.cannot_ask(&told.authorizer)?;
+        Some(format!(
+            "provider {:?} {why}; what the rules match is denied",
+            told.authorizer
+        ))
     }
 
     /// What becomes of each of a policy's references.

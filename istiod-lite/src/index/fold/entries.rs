@@ -117,6 +117,10 @@ impl Index {
         if self.world.mesh_config == config {
             return;
         }
+        if self.world.mesh_config.providers != config.providers {
+            let targeted = self.world.policies_by_target.values().flatten().cloned();
+            self.dirty.extend(targeted.map(Subject::Policy));
+        }
         self.world.mesh_config = config;
         let gateways = self.world.gateways_by_class.values().flatten().cloned();
         self.dirty.extend(gateways.map(Subject::Waypoint));

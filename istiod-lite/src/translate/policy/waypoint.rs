@@ -37,7 +37,13 @@ pub(super) fn policy(policy: &kinds::AuthorizationPolicy) -> (wire::Policy, Vec<
     let mut problems = Vec::new();
     let mut rules = Vec::new();
     for (index, rule) in written.iter().enumerate() {
-        let clauses = clauses(rule, &format!("spec.rules[{index}]"), namespace);
+        let path = format!("spec.rules[{index}]");
+        let mut clauses = clauses(rule, &path, namespace);
+        if action == wire::PolicyAction::Custom {
+            for entry in clauses.iter_mut().flatten() {
+                entry.before_tokens(&path);
+            }
+        }
         let entries = || clauses.iter().flatten();
         let whole = entries().all(|entry| entry.problems.is_empty());
         problems.extend(

@@ -78,6 +78,24 @@ impl Entry {
         self.add(reading, Sense::NoneOf, no.0, &no.1);
     }
 
+    /// Leaves out what is known only from tokens: authorizers are asked before those are looked at.
+    pub(super) fn before_tokens(&mut self, path: &str) {
+        let before = self.conditions.len();
+        self.conditions.retain(|condition| {
+            !matches!(
+                condition.attribute(),
+                Attribute::RequestPrincipal
+                    | Attribute::Audience
+                    | Attribute::Presenter
+                    | Attribute::Claim
+            )
+        });
+        if self.conditions.len() < before {
+            let words = "asks for what tokens say, which the CUSTOM action comes before";
+            self.problem(path.to_owned(), words);
+        }
+    }
+
     /// An entry that says nothing at all is a mistake, and must not decide anything.
     fn note_empty(&mut self, path: &str) {
         if self.conditions.is_empty() && self.problems.is_empty() {

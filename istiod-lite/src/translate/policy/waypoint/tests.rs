@@ -57,6 +57,25 @@ fn what_cannot_be_read_drops_an_allow_rule_and_widens_a_deny_rule() {
 }
 
 #[test]
+fn a_custom_rule_is_not_narrowed_by_what_only_tokens_say() {
+    for part in [
+        json!({"from": [{"source": {"requestPrincipals": ["*"], "ipBlocks": ["10.0.0.0/8"]}}]}),
+        json!({"from": [{"source": {"notRequestPrincipals": ["*"], "ipBlocks": ["10.0.0.0/8"]}}]}),
+        json!({"from": [{"source": {"ipBlocks": ["10.0.0.0/8"]}}], "when": [{"key": "request.auth.claims[a]", "values": ["b"]}]}),
+    ] {
+        let spec = json!({"action": "CUSTOM", "provider": {"name": "opa"}, "rules": [part]});
+        let (custom, problems) = translated(spec);
+        assert_eq!(custom.authorizer, "opa");
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert_eq!(problems[0].field, "spec.rules[0]");
+        let conditions = custom.rules[0].clauses.iter().flat_map(|one| &one.matches);
+        let conditions: Vec<_> = conditions.flat_map(|one| &one.conditions).collect();
+        assert_eq!(conditions.len(), 1, "{conditions:?}");
+        assert_eq!(conditions[0].attribute(), wire::Attribute::SourceIp);
+    }
+}
+
+#[test]
 fn an_entry_of_which_nothing_is_left_makes_its_deny_clause_hold() {
     let (deny, problems) = translated(json!({"action": "DENY", "rules": [
         {"to": [{"operation": {"paths": ["/{a}"]}}, {"operation": {"methods": ["GET"]}}]},
