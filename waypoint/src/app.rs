@@ -195,6 +195,7 @@ fn describe(metrics: &Metrics, version: &str) {
 async fn expire(waypoint: Arc<Waypoint>, metrics: Metrics) {
     loop {
         tokio::time::sleep(EXPIRY_PERIOD).await;
+        waypoint.recorder.let_go();
         metrics.expire(Instant::now());
         waypoint.expire();
     }

@@ -3,7 +3,6 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -16,6 +15,7 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use crate::exchange::Exchange;
 use crate::failure::Failure;
+use crate::messages::{Messages, Received};
 use crate::pool::Lease;
 
 /// What bodies here fail with.
@@ -58,16 +58,18 @@ pub async fn read_to_end(mut body: Incoming) -> bool {
 /// What a client sends, counted; not before the endpoint wants it where the client waits for that.
 pub struct Upward {
     inner: Incoming,
-    count: Arc<AtomicU64>,
+    count: Arc<Received>,
+    messages: Messages,
     awaited: Option<(oneshot::Receiver<()>, Pin<Box<Sleep>>)>,
     copies: Vec<mpsc::Sender<Frame<Bytes>>>,
 }
 
 impl Upward {
-    pub fn new(inner: Incoming, count: Arc<AtomicU64>) -> Self {
+    pub fn new(inner: Incoming, count: Arc<Received>) -> Self {
         Self {
             inner,
             count,
+            messages: Messages::default(),
             awaited: None,
             copies: Vec::new(),
         }
@@ -115,7 +117,7 @@ impl Body for Upward {
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
         {
-            this.count.fetch_add(data.len() as u64, Ordering::Relaxed);
+            this.count.pass(data, &mut this.messages);
             this.copies
                 .retain(|copy| copy.try_send(Frame::data(data.clone())).is_ok());
         }

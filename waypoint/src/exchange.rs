@@ -3,24 +3,22 @@
 //!
 //! It begins with the request's head and ends with the last byte of its answer, or with whatever else ends it.
 
-use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, StatusCode, header, request};
 use hyper::body::Frame;
 use metrics::{Counter, Histogram};
-use ops::metrics::Metrics;
+use ops::metrics::{Handles, Metrics};
 use ops::workers::WorkerId;
-use parking_lot::Mutex;
 use tracing::Level;
 
 use crate::endpoints::{Begun, Chosen, Using};
 use crate::failure::{Failure, Flag};
+use crate::messages::{Messages, Received};
 use crate::record::{Decided, End, Ends, Labels, Recorder, Security, ServiceNames};
 
 /// Label sets whose metrics stay at hand on each worker.
@@ -64,7 +62,7 @@ const BYTES: &[f64] = &[
     268_435_456.0,
 ];
 
-const FAMILIES: [(&str, &str); 4] = [
+const FAMILIES: [(&str, &str); 6] = [
     ("istio_requests_total", "The total number of requests"),
     (
         "istio_request_duration_milliseconds",
@@ -72,6 +70,14 @@ const FAMILIES: [(&str, &str); 4] = [
     ),
     ("istio_request_bytes", "The size of requests' bodies"),
     ("istio_response_bytes", "The size of answers' bodies"),
+    (
+        "istio_request_messages_total",
+        "The total number of gRPC messages that clients sent",
+    ),
+    (
+        "istio_response_messages_total",
+        "The total number of gRPC messages that clients got",
+    ),
 ];
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -84,7 +90,7 @@ struct Key {
     grpc: bool,
     code: u16,
     flag: &'static str,
-    grpc_status: Option<Box<str>>,
+    grpc_status: Option<u8>,
 }
 
 /// By what differs most: equal keys are found in few steps, and to hash all of their names costs more than that.
@@ -106,16 +112,15 @@ struct Counted {
     milliseconds: Histogram,
     request_bytes: Histogram,
     response_bytes: Histogram,
+    /// Of gRPC alone: sent by the client, and to it.
+    messages: Option<[Counter; 2]>,
 }
 
 /// The metrics of requests.
 pub struct Requests {
     metrics: Metrics,
-    /// One per worker.
-    cached: Box<[Mutex<Cached>]>,
+    cached: Handles<Key, Counted>,
 }
-
-type Cached = HashMap<Key, Arc<Counted>>;
 
 impl Requests {
     pub fn new(metrics: Metrics, workers: usize) -> Self {
@@ -127,37 +132,44 @@ impl Requests {
         metrics.buckets("istio_response_bytes", BYTES);
         Self {
             metrics,
-            cached: (0..workers).map(|_| Mutex::default()).collect(),
+            cached: Handles::new(workers, CACHED_LABEL_SETS),
         }
     }
 
-    fn counted(&self, worker: WorkerId, key: Key) -> Arc<Counted> {
-        let mut cached = self.cached[worker.index()].lock();
-        if let Some(counted) = cached.get(&key) {
-            return Arc::clone(counted);
-        }
-        if cached.len() >= CACHED_LABEL_SETS {
-            cached.clear();
-        }
+    pub(crate) fn let_go(&self) {
+        self.cached.let_go();
+    }
+
+    fn counted(&self, worker: WorkerId, key: &Key) -> Arc<Counted> {
+        self.cached
+            .of(worker, key, || (key.clone(), self.look_up(key)))
+    }
+
+    fn look_up(&self, key: &Key) -> Counted {
         let code = key.code.to_string();
         let mut more = vec![
             ("request_protocol", if key.grpc { "grpc" } else { "http" }),
             ("response_code", code.as_str()),
             ("response_flags", key.flag),
         ];
-        if let Some(status) = &key.grpc_status {
+        let status = key.grpc_status.map(|status| status.to_string());
+        if let Some(status) = &status {
             more.push(("grpc_response_status", status));
         }
         let metrics = &self.metrics;
-        let counted = key.labels.with(&more, |labels| Counted {
+        key.labels.with(&more, |labels| Counted {
             requests: metrics.counter("istio_requests_total", labels),
             milliseconds: metrics.histogram("istio_request_duration_milliseconds", labels),
             request_bytes: metrics.histogram("istio_request_bytes", labels),
             response_bytes: metrics.histogram("istio_response_bytes", labels),
-        });
-        let counted = Arc::new(counted);
-        cached.insert(key, Arc::clone(&counted));
-        counted
+            messages: key.grpc.then(|| {
+                let names = [
+                    "istio_request_messages_total",
+                    "istio_response_messages_total",
+                ];
+                names.map(|name| metrics.counter(name, labels))
+            }),
+        })
     }
 }
 
@@ -175,7 +187,7 @@ pub struct Exchange {
     user_agent: Option<Box<str>>,
     forwarded_for: Option<Box<str>>,
     grpc: bool,
-    grpc_status: Option<Box<str>>,
+    grpc_status: Option<u8>,
     route: Option<Arc<str>>,
     decided: Decided,
     upstream: Option<SocketAddr>,
@@ -183,8 +195,9 @@ pub struct Exchange {
     under_way: Option<Begun>,
     retrying: Option<Begun>,
     attempts: u32,
-    received: Arc<AtomicU64>,
+    received: Arc<Received>,
     sent: u64,
+    messages: Option<Messages>,
     code: u16,
     /// Why the answer is our own.
     local: Option<(Flag, Box<str>)>,
@@ -237,8 +250,9 @@ impl Exchange {
             under_way: None,
             retrying: None,
             attempts: 0,
-            received: Arc::default(),
+            received: Arc::new(Received::new(is_grpc)),
             sent: 0,
+            messages: is_grpc.then(Messages::default),
             code: 0,
             local: None,
             started_at: Instant::now(),
@@ -255,7 +269,7 @@ impl Exchange {
     }
 
     /// What the client has sent of its body so far.
-    pub fn received(&self) -> &Arc<AtomicU64> {
+    pub fn received(&self) -> &Arc<Received> {
         &self.received
     }
 
@@ -305,7 +319,7 @@ impl Exchange {
 
     /// What was carried after it became something else.
     pub fn carried(&mut self, received: u64, sent: u64) {
-        self.received.fetch_add(received, Ordering::Relaxed);
+        self.received.add(received);
         self.sent += sent;
     }
 
@@ -313,7 +327,7 @@ impl Exchange {
     pub fn answered(&mut self, status: StatusCode, headers: &HeaderMap) {
         self.code = status.as_u16();
         if self.grpc {
-            self.grpc_status = text_of(headers, &GRPC_STATUS);
+            self.grpc_status = grpc_status(headers);
         }
     }
 
@@ -326,10 +340,13 @@ impl Exchange {
     pub fn note(&mut self, frame: &Frame<Bytes>) {
         if let Some(data) = frame.data_ref() {
             self.sent += data.len() as u64;
+            if let Some(messages) = &mut self.messages {
+                messages.pass(data);
+            }
         } else if let Some(trailers) = frame.trailers_ref()
             && self.grpc
         {
-            self.grpc_status = text_of(trailers, &GRPC_STATUS);
+            self.grpc_status = grpc_status(trailers);
         }
     }
 
@@ -346,20 +363,24 @@ impl Exchange {
             (None, Err(failure)) => (failure.flag(), Some(failure.to_string())),
             (None, Ok(())) => (Flag::None, None),
         };
-        let received = self.received.load(Ordering::Relaxed);
+        let received = self.received.bytes();
         let took = self.started_at.elapsed();
         let key = Key {
             labels: self.labels.clone(),
             grpc: self.grpc,
             code: self.code,
             flag: flag.as_str(),
-            grpc_status: self.grpc_status.clone(),
+            grpc_status: self.grpc_status,
         };
-        let counted = self.recorder.requests().counted(self.worker, key);
+        let counted = self.recorder.requests().counted(self.worker, &key);
         counted.requests.increment(1);
         counted.milliseconds.record(took.as_secs_f64() * 1000.0);
         counted.request_bytes.record(received as f64);
         counted.response_bytes.record(self.sent as f64);
+        if let Some([requests, responses]) = &counted.messages {
+            requests.increment(self.received.messages());
+            responses.increment(self.messages.as_ref().map_or(0, Messages::count));
+        }
         self.log(flag, words.as_deref(), received, took.as_millis());
     }
 
@@ -386,7 +407,7 @@ impl Exchange {
                 authority = &*self.authority,
                 response_code = self.code,
                 response_flags = flag.as_str(),
-                grpc_status = self.grpc_status.as_deref(),
+                grpc_status = self.grpc_status,
                 route_name = self.route.as_deref(),
                 policy = self.decided.policy.as_deref(),
                 dry_run = self.decided.dry_run.as_deref(),
@@ -418,4 +439,12 @@ fn text_of(headers: &HeaderMap, name: &HeaderName) -> Option<Box<str>> {
     const LONGEST: usize = 1024;
     let text = headers.get(name)?.to_str().ok()?;
     Some(text.get(..LONGEST).unwrap_or(text).into())
+}
+
+/// As a label, which an endpoint must not make up: what is no status is `UNKNOWN`, as gRPC's clients take it.
+fn grpc_status(headers: &HeaderMap) -> Option<u8> {
+    const UNKNOWN: u8 = 2;
+    let said = headers.get(&GRPC_STATUS)?.to_str().ok();
+    let status = said.and_then(|text| text.parse().ok());
+    Some(status.filter(|status| *status <= 16).unwrap_or(UNKNOWN))
 }

@@ -63,6 +63,7 @@ pub mod connections;
 
 pub mod exchange;
 pub mod failure;
+pub mod messages;
 pub mod record;
 
 pub mod node;

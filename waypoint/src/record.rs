@@ -7,16 +7,14 @@ mod decisions;
 mod labels;
 mod refusals;
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use hbone::{Count, Meter};
 use metrics::Counter;
-use ops::metrics::Metrics;
+use ops::metrics::{Handles, Metrics};
 use ops::workers::WorkerId;
-use parking_lot::Mutex;
 use spiffe::SpiffeId;
 use tracing::Level;
 
@@ -67,12 +65,9 @@ const TOKENS: (&str, &str) = (
     "Requests that were refused for their token, by what is wrong with it",
 );
 
-type Cached = HashMap<Labels, Arc<TcpCounters>>;
-
 pub struct Recorder {
     metrics: Metrics,
-    /// One per worker.
-    cached: Box<[Mutex<Cached>]>,
+    cached: Handles<Labels, TcpCounters>,
     requests: Requests,
     refusals: Refusals,
 }
@@ -131,13 +126,19 @@ impl Recorder {
         Arc::new(Self {
             requests: Requests::new(metrics.clone(), workers),
             metrics,
-            cached: (0..workers).map(|_| Mutex::default()).collect(),
+            cached: Handles::new(workers, CACHED_LABEL_SETS),
             refusals: Refusals::default(),
         })
     }
 
     pub fn refusals(&self) -> &Refusals {
         &self.refusals
+    }
+
+    /// Lets the series of those expire who have not been heard of for a while; call it now and then.
+    pub fn let_go(&self) {
+        self.cached.let_go();
+        self.requests.let_go();
     }
 
     pub fn requests(&self) -> &Requests {
@@ -256,24 +257,18 @@ impl Recorder {
     }
 
     fn counters(&self, worker: WorkerId, labels: &Labels) -> Arc<TcpCounters> {
-        let mut cached = self.cached[worker.index()].lock();
-        if let Some(counters) = cached.get(labels) {
-            return Arc::clone(counters);
-        }
-        if cached.len() >= CACHED_LABEL_SETS {
-            cached.clear();
-        }
-        let counter = |name: &str| {
-            let more = [("request_protocol", "tcp"), ("response_flags", "-")];
-            labels.with(&more, |labels| self.metrics.counter(name, labels))
-        };
-        let counters = Arc::new(TcpCounters {
-            opened: counter("istio_tcp_connections_opened_total"),
-            received: Arc::new(Total(counter("istio_tcp_received_bytes_total"))),
-            sent: Arc::new(Total(counter("istio_tcp_sent_bytes_total"))),
-        });
-        cached.insert(labels.clone(), Arc::clone(&counters));
-        counters
+        self.cached.of(worker, labels, || {
+            let counter = |name: &str| {
+                let more = [("request_protocol", "tcp"), ("response_flags", "-")];
+                labels.with(&more, |labels| self.metrics.counter(name, labels))
+            };
+            let counters = TcpCounters {
+                opened: counter("istio_tcp_connections_opened_total"),
+                received: Arc::new(Total(counter("istio_tcp_received_bytes_total"))),
+                sent: Arc::new(Total(counter("istio_tcp_sent_bytes_total"))),
+            };
+            (labels.clone(), counters)
+        })
     }
 }
 

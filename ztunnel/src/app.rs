@@ -132,7 +132,7 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
         mesh: Arc::clone(&mesh),
         certificates: certificates.clone(),
         proxies: Arc::clone(&proxies),
-        recorder,
+        recorder: Arc::clone(&recorder),
         endpoints,
         resolver,
         local: config.local.clone(),
@@ -178,7 +178,7 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
         let proxies = Arc::clone(&proxies);
         async move { proxies.follow_policy().await }
     });
-    tokio::spawn(expire_series(metrics));
+    tokio::spawn(expire_series(metrics, recorder));
 
     // Kept beyond a drain's beginning, when nobody can take over any more: operators look on until the end.
     let _ports = succession.operators();
@@ -271,9 +271,10 @@ fn describe(metrics: &Metrics, version: &str) {
     metrics::gauge!("istio_build", "component" => "ztunnel", "tag" => version.to_owned()).set(1.0);
 }
 
-async fn expire_series(metrics: Metrics) {
+async fn expire_series(metrics: Metrics, recorder: Arc<Recorder>) {
     loop {
         tokio::time::sleep(EXPIRY_PERIOD).await;
+        recorder.let_go();
         metrics.expire(Instant::now());
     }
 }

@@ -12,15 +12,13 @@ mod labels;
 mod lines;
 mod refusals;
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use hbone::{Count, Meter};
 use metrics::{Counter, Gauge};
-use ops::metrics::Metrics;
-use parking_lot::Mutex;
+use ops::metrics::{Handles, Metrics};
 
 pub use self::labels::{End, Labels, Reporter, Security, ServiceName};
 pub use self::refusals::{RefusalEntry, Refusals};
@@ -59,6 +57,7 @@ const FAMILIES: &[(&str, &str)] = &[
 
 /// The counters of one label set.
 struct Counters {
+    labels: Arc<Labels>,
     opened: Counter,
     closed: Counter,
     received: Arc<dyn Count>,
@@ -75,12 +74,9 @@ impl Counters {
     }
 }
 
-type CountersByLabels = HashMap<Arc<Labels>, Arc<Counters>>;
-
 pub struct Recorder {
     metrics: Metrics,
-    /// One per worker.
-    cached: Box<[Mutex<CountersByLabels>]>,
+    cached: Handles<Arc<Labels>, Counters>,
     refusals: Refusals,
     sockets: [Gauge; 2],
 }
@@ -144,7 +140,7 @@ impl Recorder {
         };
         Arc::new(Self {
             sockets: [sockets(Reporter::Source), sockets(Reporter::Destination)],
-            cached: (0..workers).map(|_| Mutex::default()).collect(),
+            cached: Handles::new(workers, CACHED_LABEL_SETS),
             refusals: Refusals::new(),
             metrics,
         })
@@ -164,13 +160,13 @@ impl Recorder {
     }
 
     pub fn open(self: &Arc<Self>, worker: WorkerId, opening: Opening) -> Record {
-        let (labels, counters) = self.counters(worker, &opening.labels);
+        let counters = self.counters(worker, &opening.labels);
         counters.opened.increment(1);
         let record = Record {
             recorder: Arc::clone(self),
-            meter: counters.meter(labels.reporter),
+            meter: counters.meter(opening.labels.reporter),
             attempts: 1,
-            labels,
+            labels: Arc::clone(&counters.labels),
             counters,
             source: opening.source,
             destination: opening.destination,
@@ -236,37 +232,26 @@ impl Recorder {
         })
     }
 
-    fn counters(&self, worker: WorkerId, labels: &Labels) -> (Arc<Labels>, Arc<Counters>) {
-        let mut cached = self.cached[worker.index()].lock();
-        if let Some((labels, counters)) = cached.get_key_value(labels) {
-            return (Arc::clone(labels), Arc::clone(counters));
-        }
-        if cached.len() >= CACHED_LABEL_SETS {
-            // What no open connection counts into may be looked up again; if all are in use, this one stays uncached.
-            cached.retain(|_, counters| Arc::strong_count(counters) > 1);
-        }
-        let counters = Arc::new(labels.with_flag(Flag::None, |labels| {
-            Counters {
-                opened: self
-                    .metrics
-                    .counter("istio_tcp_connections_opened_total", labels),
-                closed: self
-                    .metrics
-                    .counter("istio_tcp_connections_closed_total", labels),
-                received: Arc::new(Total(
-                    self.metrics
-                        .counter("istio_tcp_received_bytes_total", labels),
-                )),
-                sent: Arc::new(Total(
-                    self.metrics.counter("istio_tcp_sent_bytes_total", labels),
-                )),
-            }
-        }));
-        let labels = Arc::new(labels.clone());
-        if cached.len() < CACHED_LABEL_SETS {
-            cached.insert(Arc::clone(&labels), Arc::clone(&counters));
-        }
-        (labels, counters)
+    /// Lets the series of those expire who have not been heard of for a while; call it now and then.
+    pub fn let_go(&self) {
+        self.cached.let_go();
+    }
+
+    fn counters(&self, worker: WorkerId, labels: &Labels) -> Arc<Counters> {
+        self.cached.of(worker, labels, || {
+            let all = Arc::new(labels.clone());
+            let counters = labels.with_flag(Flag::None, |labels| {
+                let counter = |name: &str| self.metrics.counter(name, labels);
+                Counters {
+                    labels: Arc::clone(&all),
+                    opened: counter("istio_tcp_connections_opened_total"),
+                    closed: counter("istio_tcp_connections_closed_total"),
+                    received: Arc::new(Total(counter("istio_tcp_received_bytes_total"))),
+                    sent: Arc::new(Total(counter("istio_tcp_sent_bytes_total"))),
+                }
+            });
+            (all, counters)
+        })
     }
 }
 
@@ -279,7 +264,8 @@ impl Record {
     /// The connection goes on to another endpoint, as the attempt before failed. Where that one counts under other
     /// labels, the connection is closed there and opened here, so that each series stays balanced; it has not failed.
     pub fn moved(&mut self, worker: WorkerId, opening: Opening, failed: Flag) {
-        let (labels, counters) = self.recorder.counters(worker, &opening.labels);
+        let counters = self.recorder.counters(worker, &opening.labels);
+        let labels = Arc::clone(&counters.labels);
         if !labels.count_as(&self.labels) {
             self.count_closed(failed);
             counters.opened.increment(1);

@@ -11,6 +11,7 @@
 //! one series labelled `overflow="true"`, so that sums stay right and the loss of detail can be seen.
 
 mod cells;
+mod handles;
 mod text;
 
 use std::collections::{BTreeMap, HashMap};
@@ -22,6 +23,7 @@ use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, Share
 use parking_lot::RwLock;
 
 use cells::{CounterCell, GaugeCell, HistogramCell};
+pub use handles::Handles;
 use text::escape;
 
 /// The bounds of a registry.

@@ -104,7 +104,11 @@ async fn http2_by_prior_knowledge_with_trailers_as_grpc_has_them() {
                 let mut trailers = http::HeaderMap::new();
                 trailers.insert("grpc-status", "0".parse().unwrap());
                 let frames = [
-                    Ok::<_, std::convert::Infallible>(Frame::data(Bytes::from_static(b"message"))),
+                    // Two messages, cut within the head of the second.
+                    Ok::<_, std::convert::Infallible>(Frame::data(Bytes::from_static(
+                        b"\0\0\0\0\x01m\0\0",
+                    ))),
+                    Ok(Frame::data(Bytes::from_static(b"\0\0\x01n"))),
                     Ok(Frame::trailers(trailers)),
                 ];
                 let body = StreamBody::new(futures_util::stream::iter(frames));
@@ -130,10 +134,11 @@ async fn http2_by_prior_knowledge_with_trailers_as_grpc_has_them() {
         .uri("http://app.shop/pkg.Service/Method")
         .header("content-type", "application/grpc")
         .header("te", "trailers")
-        .body(Full::<Bytes>::from("message"))
+        .body(Full::<Bytes>::from("\0\0\0\0\x07message"))
         .unwrap();
     let said = answer(soon(sender.send_request(request)).await.unwrap()).await;
-    assert_eq!((said.status, said.body.as_str()), (200, "message"));
+    let messages = "\0\0\0\0\x01m\0\0\0\0\x01n";
+    assert_eq!((said.status, said.body.as_str()), (200, messages));
     assert_eq!(said.trailers.unwrap()["grpc-status"], "0");
     world
         .until_counted(&[
@@ -142,6 +147,14 @@ async fn http2_by_prior_knowledge_with_trailers_as_grpc_has_them() {
             "grpc_response_status=\"0\"",
         ])
         .await;
+    for (family, count) in [
+        ("istio_request_messages_total{", "} 1"),
+        ("istio_response_messages_total{", "} 2"),
+    ] {
+        world
+            .until_counted(&[family, "grpc_response_status=\"0\"", count])
+            .await;
+    }
 }
 
 #[tokio::test]
