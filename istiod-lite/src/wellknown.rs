@@ -69,6 +69,8 @@ pub const MESH_CONFIG: &str = "istio";
 pub const MESH_KEY: &str = "mesh";
 /// Annotation of a Gateway: `true` has its waypoints say in each answer which rule of which policy has decided.
 pub const EXPLAIN_POLICIES: &str = "culvert.io/explain-policies";
+/// Annotation of an HTTPRoute, GRPCRoute or VirtualService: how many requests it takes. Ours: Istio has no such word.
+pub const RATE_LIMIT: &str = "culvert.io/rate-limit";
 /// Annotation of an AuthorizationPolicy: log only.
 pub const DRY_RUN: &str = "istio.io/dry-run";
 

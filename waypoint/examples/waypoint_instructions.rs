@@ -69,6 +69,7 @@ fn service(routes: usize) -> Service {
         inverted: false,
     };
     let route = |at: usize| HttpRoute {
+        rate_limit: None,
         kind: "HTTPRoute".into(),
         namespace: "shop".into(),
         name: format!("route-{at}"),

@@ -69,6 +69,9 @@ pub enum Failure {
     ConnectTimeout { to: SocketAddr, limit: Duration },
     #[error("{0}")]
     Tunnel(OpenError),
+    /// Its route takes no more at this time.
+    #[error("{0} takes no more requests of this kind now")]
+    RateLimited(Arc<str>),
     /// A route says that it goes nowhere.
     #[error("{reason}")]
     Routed { flag: Flag, reason: Arc<str> },
@@ -111,6 +114,8 @@ pub enum Flag {
     UpstreamRetryLimit,
     /// There are too many already.
     Overflow,
+    /// Its route takes no more at this time.
+    RateLimited,
     /// The client left before it was answered.
     DownstreamConnectionTermination,
     /// The client broke the protocol.
@@ -132,6 +137,7 @@ impl Flag {
             Self::UpstreamTimeout => "UT",
             Self::UpstreamRetryLimit => "URX",
             Self::Overflow => "UO",
+            Self::RateLimited => "RL",
             Self::DownstreamConnectionTermination => "DC",
             Self::DownstreamProtocolError => "DPE",
             Self::Denied => "DENY",
@@ -153,6 +159,7 @@ impl Failure {
                 Flag::Identity
             }
             Self::Full(_) | Self::Overflow(_) | Self::Limit(_) => Flag::Overflow,
+            Self::RateLimited(_) => Flag::RateLimited,
             Self::Timeout => Flag::UpstreamTimeout,
             Self::Routed { flag, .. } => *flag,
             Self::NoEndpoint { .. } | Self::Unreachable { .. } => Flag::NoHealthyUpstream,
@@ -182,6 +189,7 @@ impl Failure {
             | Self::ClientProtocol(_)
             | Self::ClientHttp(_)
             | Self::ClientTls(_) => StatusCode::BAD_REQUEST,
+            Self::RateLimited(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Timeout => StatusCode::GATEWAY_TIMEOUT,
             Self::Unserved(Unserved::OwnPod(_) | Unserved::Unsettled | Unserved::NotTold(_))
             | Self::ClientHandshake(_)

@@ -53,6 +53,7 @@ pub mod route;
 
 pub mod filters;
 
+pub mod rate_limit;
 pub mod split;
 
 pub mod session;

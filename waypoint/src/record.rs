@@ -65,6 +65,11 @@ const TOKENS: (&str, &str) = (
     "Requests that were refused for their token, by what is wrong with it",
 );
 
+const LIMITED: (&str, &str) = (
+    "culvert_rate_limited_requests_total",
+    "Requests that were refused because their route takes no more at that time, by route",
+);
+
 pub struct Recorder {
     metrics: Metrics,
     cached: Handles<Labels, TcpCounters>,
@@ -120,7 +125,10 @@ pub struct Connection {
 
 impl Recorder {
     pub fn new(metrics: Metrics, workers: usize) -> Arc<Self> {
-        for (name, help) in FAMILIES.into_iter().chain([decisions::FAMILY, TOKENS]) {
+        for (name, help) in FAMILIES
+            .into_iter()
+            .chain([decisions::FAMILY, TOKENS, LIMITED])
+        {
             metrics.describe(name, help);
         }
         Arc::new(Self {
@@ -184,6 +192,13 @@ impl Recorder {
         let labels = [("reason", &*why.to_string())];
         self.metrics.counter(TOKENS.0, &labels).increment(1);
         self.denied(ends, &Failure::Token(why));
+    }
+
+    /// A request that is refused because its route takes no more: counted, and for the admin view.
+    pub fn limited(&self, ends: &Ends, failure: &Failure, route: &str) {
+        let counter = self.metrics.counter(LIMITED.0, &[("route", route)]);
+        counter.increment(1);
+        self.denied(ends, failure);
     }
 
     /// A request that is denied, for the admin view; its log line and metrics are its exchange's.

@@ -130,6 +130,10 @@ impl Life<'_> {
         self.authorize(&rules, (&head, &asked), token.as_ref())?;
         let port = self.port()?;
         let answer = self.route(port.as_ref().map(PortNow::get), &head, &asked);
+        let taken = match answer.as_ref().and_then(Answer::rule) {
+            Some(rule) => self.limit(rule, &head.headers)?,
+            None => None,
+        };
         let (forward, target) = match answer {
             None => (None, self.meant(port.as_ref().map(PortNow::get))),
             Some(Answer::Forward(forward)) => {
@@ -189,6 +193,9 @@ impl Life<'_> {
                 let (to, at) = (forward.destination, &answered.endpoint);
                 session.write(forward.pin, to, at, now(), &mut parts.headers);
             }
+        }
+        if let Some(taken) = taken {
+            taken.tell(&mut parts.headers);
         }
         if let Some(cookie) = cookie {
             // Where the answer has too many headers already, the client is told next time.

@@ -92,6 +92,17 @@ pub enum Here<'t> {
     },
 }
 
+impl<'t> Answer<'t> {
+    /// The rule that gives it; none where none matched.
+    pub fn rule(&self) -> Option<&'t Rule> {
+        match self {
+            Self::Forward(forward) => Some(forward.rule),
+            Self::Here(Here::Redirect { rule, .. } | Here::Preflight { rule, .. }) => Some(rule),
+            Self::Here(Here::Refuse { rule, .. }) => *rule,
+        }
+    }
+}
+
 /// A port of a service, as far as a route can say.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Destination {

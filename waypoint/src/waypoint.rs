@@ -17,6 +17,7 @@ use crate::destination::own_workload;
 use crate::endpoints::{Endpoints, Observed};
 use crate::hostnames::Hostnames;
 use crate::pool::HttpPool;
+use crate::rate_limit::Buckets;
 use crate::record::Recorder;
 use crate::state::State;
 
@@ -38,6 +39,7 @@ pub struct Waypoint {
     pub draining: DrainSignal,
     pub habits: Habits,
     pub hostnames: Hostnames,
+    pub rate_limits: Buckets,
     mirrors: Arc<Semaphore>,
     per_worker: Box<[PerWorker]>,
 }
@@ -81,6 +83,7 @@ impl Waypoint {
             draining: parts.draining,
             habits: Habits::default(),
             hostnames: Hostnames::default(),
+            rate_limits: Buckets::default(),
             mirrors: Arc::new(Semaphore::new(MOST_COPIES)),
         }
     }

@@ -60,8 +60,21 @@ fn http_route(route: &wire::HttpRoute) -> Value {
         "created",
         Some(route.created).filter(|created| *created != 0),
     );
+    out.add("rateLimit", route.rate_limit.as_ref().map(rate_limit));
     out.add("rules", route.rules.iter().map(rule).collect::<Vec<_>>());
     out.into()
+}
+
+fn rate_limit(limit: &wire::RateLimit) -> String {
+    use wire::rate_limit::By;
+    let by = match &limit.by {
+        None => String::new(),
+        Some(By::Identity(())) => " of each client".to_owned(),
+        Some(By::Header(name)) => format!(" of each {name}"),
+    };
+    let per = limit.per.map(seconds).unwrap_or_default();
+    let (requests, burst) = (limit.requests, limit.burst);
+    format!("{requests} in {per}{by}, {burst} at once")
 }
 
 fn rule(rule: &wire::HttpRule) -> Value {

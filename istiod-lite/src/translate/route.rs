@@ -18,6 +18,7 @@ mod http;
 mod l4;
 mod matching;
 mod policy;
+mod rate_limit;
 mod reference;
 pub mod serving;
 mod values;
@@ -55,6 +56,8 @@ pub struct Route {
     pub hosts: Vec<Host>,
     /// What it does.
     pub rules: Rules,
+    /// How many requests it takes.
+    pub rate_limit: Option<wire::RateLimit>,
     /// What in it can't be honoured.
     pub faults: Vec<Fault>,
 }
@@ -216,12 +219,12 @@ impl Faults {
 
 /// Reads an HTTPRoute.
 pub fn http(route: &kinds::HTTPRoute) -> Route {
-    http::read(route)
+    rate_limit::limited(http::read(route), &route.metadata)
 }
 
 /// Reads a GRPCRoute.
 pub fn grpc(route: &kinds::GRPCRoute) -> Route {
-    grpc::read(route)
+    rate_limit::limited(grpc::read(route), &route.metadata)
 }
 
 /// Reads a TLSRoute.
@@ -236,7 +239,7 @@ pub fn tcp(route: &kinds::TCPRoute) -> Route {
 
 /// Reads a VirtualService.
 pub fn virtual_service(service: &kinds::VirtualService, mesh: &Mesh) -> Route {
-    virtual_service::read(service, mesh)
+    rate_limit::limited(virtual_service::read(service, mesh), &service.metadata)
 }
 
 /// Which of several kinds of route counts where they meet at one port: the greatest.

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who asks, by tokens, and whether that is allowed, by the policies as they are now.
+//! Who asks, by tokens, and whether that is allowed, by the policies as they are now and the limits of routes.
+
+use std::sync::Arc;
 
 use http::request::Parts;
-use http::{HeaderName, HeaderValue, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Response};
 
 use super::read::Read;
 use super::reply::Reply;
@@ -12,6 +14,8 @@ use crate::authz;
 use crate::body::AnyBody;
 use crate::failure::Failure;
 use crate::http::Conversation;
+use crate::rate_limit::Taken;
+use crate::route::Rule;
 use crate::token::Accepted;
 
 /// Which rule has decided, where the control plane wants it told.
@@ -41,6 +45,29 @@ impl Life<'_> {
             let realm = format!("http://{}{}", asked.authority, asked.path);
             Reply::unauthorized(why, &realm)
         })
+    }
+
+    /// Whether the route takes one more; what the client is told of that.
+    pub(super) fn limit(
+        &mut self,
+        rule: &Rule,
+        headers: &HeaderMap,
+    ) -> Result<Option<Taken>, Reply> {
+        let Some(limit) = &rule.limit else {
+            return Ok(None);
+        };
+        let Conversation {
+            waypoint, arrival, ..
+        } = &**self.conversation;
+        let taken = waypoint.rate_limits.take(limit, &arrival.identity, headers);
+        if taken.wait.is_none() {
+            return Ok(Some(taken));
+        }
+        self.exchange.by_route(Arc::clone(&rule.text));
+        let failure = Failure::RateLimited(Arc::clone(&limit.route));
+        let recorder = &waypoint.recorder;
+        recorder.limited(self.exchange.ends(), &failure, &limit.route);
+        Err(Reply::limited(&failure, taken))
     }
 
     /// Whether the request may come.

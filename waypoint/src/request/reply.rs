@@ -11,6 +11,7 @@ use crate::exchange::Exchange;
 use crate::failure::{Failure, Flag};
 use crate::hygiene::Malformed;
 use crate::path::BadPath;
+use crate::rate_limit::Taken;
 use crate::route::Reason;
 use crate::token::BadToken;
 
@@ -93,6 +94,16 @@ impl Reply {
         }
     }
 
+    /// Its route takes no more; the client is told when it does.
+    pub fn limited(failure: &Failure, taken: Taken) -> Self {
+        let mut headers = HeaderMap::new();
+        taken.tell(&mut headers);
+        Self {
+            headers: Box::new(headers),
+            ..Self::of(failure.status(), failure.flag(), failure.to_string())
+        }
+    }
+
     pub fn refused(reason: Reason<'_>) -> Self {
         let flag = match reason {
             Reason::NoRoute => Flag::NoRoute,
@@ -165,6 +176,7 @@ fn brief(flag: Flag) -> &'static str {
         Flag::UpstreamTimeout => "upstream request timeout",
         Flag::UpstreamRetryLimit => "upstream retry limit exceeded",
         Flag::Overflow => "overflow",
+        Flag::RateLimited => "too many requests",
         Flag::DownstreamConnectionTermination => "client gone",
         Flag::DownstreamProtocolError => "malformed request",
         Flag::Denied => "access denied",

@@ -67,8 +67,9 @@ impl HttpTable {
             rules: Vec::new(),
         };
         for route in ordered {
+            let limit = RuleName::limit(route);
             for (place, wire) in route.rules.iter().enumerate() {
-                let mut problems = Vec::new();
+                let mut problems: Vec<_> = limit.as_ref().err().cloned().into_iter().collect();
                 if wire.matches.is_empty() {
                     table.add(&HttpMatch::default(), &mut problems);
                 }
@@ -76,7 +77,8 @@ impl HttpTable {
                     table.add(a_match, &mut problems);
                 }
                 let name = RuleName::new(route, place, wire);
-                table.rules.push(rule::compile(name, wire, problems));
+                let limit = limit.as_ref().ok().cloned().flatten();
+                table.rules.push(rule::compile(name, wire, limit, problems));
             }
         }
         if let Matches::ByPrecedence(matches) = &mut table.matches {

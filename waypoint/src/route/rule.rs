@@ -18,6 +18,7 @@ use rand::Rng;
 use super::{Answer, Destination, Here, Hit, Reason, Request};
 use crate::filters::cors::{Cors, Grant, Verdict};
 use crate::filters::{Filters, Redirect};
+use crate::rate_limit::RateLimit;
 use crate::resilience::retry::RetryPolicy;
 use crate::resilience::timeouts::Timeouts;
 use crate::session::{Pin, Session, UnixTime};
@@ -43,6 +44,8 @@ pub struct Rule {
     pub name: RuleName,
     /// The same in words, for the log.
     pub text: Arc<str>,
+    /// How many requests its route takes.
+    pub limit: Option<Arc<RateLimit>>,
     /// What it does; if that can't be done, why.
     actions: Result<Actions, Box<str>>,
 }
@@ -89,7 +92,12 @@ pub struct ResponseEdits<'t> {
     grant: Option<(&'t Cors, Grant)>,
 }
 
-pub(super) fn compile(name: RuleName, wire: &HttpRule, mut problems: Vec<String>) -> Rule {
+pub(super) fn compile(
+    name: RuleName,
+    wire: &HttpRule,
+    limit: Option<Arc<RateLimit>>,
+    mut problems: Vec<String>,
+) -> Rule {
     if !wire.invalid.is_empty() {
         problems.insert(0, wire.invalid.clone());
     }
@@ -105,6 +113,7 @@ pub(super) fn compile(name: RuleName, wire: &HttpRule, mut problems: Vec<String>
     Rule {
         text: name.to_string().into(),
         name,
+        limit,
         actions,
     }
 }
@@ -337,6 +346,21 @@ impl Rule {
 }
 
 impl RuleName {
+    /// The route's requests are limited together, by its name.
+    pub(super) fn limit(route: &HttpRoute) -> Result<Option<Arc<RateLimit>>, String> {
+        let Some(limit) = &route.rate_limit else {
+            return Ok(None);
+        };
+        let HttpRoute {
+            kind,
+            namespace,
+            name,
+            ..
+        } = route;
+        let text = format!("{kind} {namespace}/{name}").into();
+        RateLimit::compile(text, limit).map(|limit| Some(Arc::new(limit)))
+    }
+
     pub(super) fn new(route: &HttpRoute, place: usize, rule: &HttpRule) -> Self {
         Self {
             kind: route.kind.as_str().into(),

@@ -115,6 +115,7 @@ pub(super) fn rule(text: &str) -> HttpRule {
 /// A route of these rules.
 pub(super) fn route(name: &str, rules: impl IntoIterator<Item = HttpRule>) -> HttpRoute {
     HttpRoute {
+        rate_limit: None,
         kind: "HTTPRoute".into(),
         namespace: "shop".into(),
         name: name.into(),

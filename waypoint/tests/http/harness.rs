@@ -214,6 +214,7 @@ impl World {
         } else {
             vec![wire::RouteTable {
                 http: vec![wire::HttpRoute {
+                    rate_limit: None,
                     kind: "HTTPRoute".into(),
                     namespace: "shop".into(),
                     name: "route".into(),

@@ -12,6 +12,7 @@ mod policies;
 mod protocols;
 mod resilience;
 mod routes;
+mod telemetry;
 mod tls;
 mod tokens;
 mod websocket;

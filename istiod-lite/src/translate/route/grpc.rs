@@ -33,6 +33,7 @@ pub(super) fn read(route: &kinds::GRPCRoute) -> Route {
         vec![HttpRule::broken(&faults.0)]
     };
     Route {
+        rate_limit: None,
         created: created(&route.metadata).unwrap_or_default(),
         parents: reference::parents(&route.spec.parent_refs, &namespace),
         hosts: Vec::new(),

@@ -47,6 +47,7 @@ pub(super) fn read(route: &kinds::HTTPRoute) -> Route {
         vec![HttpRule::broken(&faults.0)]
     };
     Route {
+        rate_limit: None,
         created: created(&route.metadata).unwrap_or_default(),
         parents: reference::parents(&spec.parent_refs, &namespace),
         hosts: Vec::new(),

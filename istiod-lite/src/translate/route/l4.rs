@@ -82,6 +82,7 @@ fn read(
         }
     };
     Route {
+        rate_limit: None,
         created: created(meta).unwrap_or_default(),
         parents: reference::parents(&spec.parent_refs, &namespace),
         hosts: Vec::new(),

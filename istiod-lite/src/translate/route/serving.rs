@@ -107,6 +107,7 @@ impl Closed {
         };
         if carries_requests {
             table.http.push(wire::HttpRoute {
+                rate_limit: None,
                 kind: self.kind.to_owned(),
                 namespace,
                 name,
@@ -231,6 +232,7 @@ fn table(
         let created = attached.route.created;
         match &attached.route.rules {
             Rules::Http(rules) => table.http.push(wire::HttpRoute {
+                rate_limit: attached.route.rate_limit.clone(),
                 kind: attached.id.kind.as_str().to_owned(),
                 namespace,
                 name,

@@ -169,6 +169,7 @@ pub(super) fn read(service: &kinds::VirtualService, mesh: &Mesh) -> Route {
         });
     }
     Route {
+        rate_limit: None,
         created: created(&service.metadata).unwrap_or_default(),
         parents: Vec::new(),
         hosts,

@@ -195,6 +195,7 @@ fn values_are_compared_as_they_are_meant() {
 #[test]
 fn ties_go_to_the_older_route() {
     let at = |name: &str, created, rules: &[&str]| HttpRoute {
+        rate_limit: None,
         created,
         ..route(name, rules.iter().map(|text| rule(text)))
     };

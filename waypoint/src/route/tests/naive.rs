@@ -158,6 +158,7 @@ fn some_routes() -> impl Strategy<Value = Vec<HttpRoute>> {
             .into_iter()
             .enumerate()
             .map(|(at, (rules, created))| HttpRoute {
+                rate_limit: None,
                 created,
                 ..super::route(["c", "b", "a"][at], rules)
             });

@@ -103,6 +103,7 @@ impl<R: Resolver> At<'_, R> {
                 })
             });
             wire::HttpRoute {
+                rate_limit: attached.route.rate_limit.clone(),
                 kind: attached.id.kind.as_str().to_owned(),
                 namespace: attached.id.name.namespace.to_string(),
                 name: attached.id.name.name.to_string(),
