@@ -8,19 +8,22 @@ use std::time::Duration;
 
 use http::StatusCode;
 use identity::CertificateState;
-use ops::admin::{AdminRequest, AdminResponse, Routes, answer, json, text};
+use ops::admin::{AdminRequest, AdminResponse, Routes, answer, json, lines, text};
 use ops::logging::Logs;
 use ops::shutdown::Shutdown;
 use serde::Serialize;
 
 use crate::config::Config;
 use crate::endpoints::Out;
-use crate::record::Refusal;
+use crate::record::{Refusal, Wish};
 use crate::route::Service;
 use crate::waypoint::Waypoint;
 
 const INDEX: &str = "<!DOCTYPE html><title>waypoint</title><ul>\
 <li><a href=\"/config_dump\">config_dump</a>: what this process believes\
+<li><a href=\"/debug/rules\">debug/rules</a>: what the rules of routes and policies did\
+<li><a href=\"/debug/requests?seconds=10\">debug/requests</a>: requests as they end, one line each; \
+?method=, path= (its beginning), status= (404, 5xx), source=, service=, slower_than_ms=, limit=, seconds=\
 <li><a href=\"/debug/drain\">debug/drain</a>: what is still open\
 <li>POST /logging?level=...: log level\
 <li>POST /quitquitquit: graceful shutdown</ul>\n";
@@ -50,12 +53,19 @@ impl Shown {
 pub fn routes(shown: Shown, logs: Logs, shutdown: Shutdown) -> Routes {
     let quit = shutdown.clone();
     let waypoint = Arc::clone(&shown.waypoint);
+    let (by_rule, looked_at) = (Arc::clone(&waypoint), Arc::clone(&waypoint));
     let limit = shown.drain_deadline;
     Routes::new()
         .any("/", |_| {
             answer(StatusCode::OK, "text/html; charset=utf-8", INDEX)
         })
         .any("/config_dump", move |_| config_dump(&shown))
+        .get("/debug/rules", move |_| {
+            json(&BTreeMap::from(by_rule.recorder.by_rule()))
+        })
+        .get("/debug/requests", move |request| {
+            requests(&looked_at, &request)
+        })
         .post("/logging", move |request| logging(&logs, &request))
         .any("/logging", |_| {
             text(StatusCode::METHOD_NOT_ALLOWED, LOGGING_USAGE)
@@ -160,6 +170,19 @@ fn config_dump(shown: &Shown) -> AdminResponse {
         ejected_endpoints: waypoint.endpoints.out(),
         refusals: waypoint.recorder.refusals().latest(),
     })
+}
+
+/// Requests as they end.
+fn requests(waypoint: &Waypoint, request: &AdminRequest) -> AdminResponse {
+    let wish = match Wish::read(&request.query) {
+        Ok(wish) => wish,
+        Err(words) => return text(StatusCode::BAD_REQUEST, format!("{words}\n")),
+    };
+    let limit = wish.limit;
+    match waypoint.recorder.watchers().watch(wish) {
+        Some(receiver) => lines("application/jsonl", receiver, limit),
+        None => text(StatusCode::TOO_MANY_REQUESTS, "enough look on already\n"),
+    }
 }
 
 fn ports(served: &Service) -> BTreeMap<u16, String> {

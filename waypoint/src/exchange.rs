@@ -6,7 +6,7 @@
 use std::hash::{Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, StatusCode, header, request};
@@ -19,7 +19,7 @@ use tracing::Level;
 use crate::endpoints::{Begun, Chosen, Using};
 use crate::failure::{Failure, Flag};
 use crate::messages::{Messages, Received};
-use crate::record::{Decided, End, Ends, Labels, Recorder, Security, ServiceNames};
+use crate::record::{Decided, End, Ends, Labels, Recorder, Security, Seen, ServiceNames};
 
 /// Label sets whose metrics stay at hand on each worker.
 const CACHED_LABEL_SETS: usize = 4096;
@@ -80,6 +80,11 @@ const FAMILIES: [(&str, &str); 6] = [
     ),
 ];
 
+pub(crate) const BY_ROUTE: (&str, &str) = (
+    "culvert_route_requests_total",
+    "Requests by the rule of the route that decided about them, and by class of their answers",
+);
+
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -120,11 +125,12 @@ struct Counted {
 pub struct Requests {
     metrics: Metrics,
     cached: Handles<Key, Counted>,
+    by_route: Handles<(Arc<str>, u16), Counter>,
 }
 
 impl Requests {
     pub fn new(metrics: Metrics, workers: usize) -> Self {
-        for (name, help) in FAMILIES {
+        for (name, help) in FAMILIES.into_iter().chain([BY_ROUTE]) {
             metrics.describe(name, help);
         }
         metrics.buckets("istio_request_duration_milliseconds", MILLISECONDS);
@@ -133,16 +139,28 @@ impl Requests {
         Self {
             metrics,
             cached: Handles::new(workers, CACHED_LABEL_SETS),
+            by_route: Handles::new(workers, CACHED_LABEL_SETS),
         }
     }
 
     pub(crate) fn let_go(&self) {
         self.cached.let_go();
+        self.by_route.let_go();
     }
 
     fn counted(&self, worker: WorkerId, key: &Key) -> Arc<Counted> {
         self.cached
             .of(worker, key, || (key.clone(), self.look_up(key)))
+    }
+
+    fn count_route(&self, worker: WorkerId, route: &Arc<str>, code: u16) {
+        let key = (Arc::clone(route), code / 100);
+        let look_up = || {
+            let class = format!("{}xx", code / 100);
+            let labels = [("route", &**route), ("response_code_class", &class)];
+            (key.clone(), self.metrics.counter(BY_ROUTE.0, &labels))
+        };
+        self.by_route.of(worker, &key, look_up).increment(1);
     }
 
     fn look_up(&self, key: &Key) -> Counted {
@@ -381,7 +399,40 @@ impl Exchange {
             requests.increment(self.received.messages());
             responses.increment(self.messages.as_ref().map_or(0, Messages::count));
         }
+        if let Some(route) = &self.route {
+            let requests = self.recorder.requests();
+            requests.count_route(self.worker, route, self.code);
+        }
+        if self.recorder.watchers().are_there() {
+            self.show(flag, words.as_deref(), took);
+        }
         self.log(flag, words.as_deref(), received, took.as_millis());
+    }
+
+    /// To those who look on.
+    fn show(&self, flag: Flag, words: Option<&str>, took: Duration) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let source = &self.labels.source;
+        self.recorder.watchers().tell(&Seen {
+            unix_milliseconds: now.unwrap_or_default().as_millis(),
+            method: self.method.as_str(),
+            path: &self.path,
+            authority: &self.authority,
+            status: self.code,
+            flags: flag.as_str(),
+            source: format!("{}/{}", source.namespace, source.workload),
+            identity: self.ends.identity.as_str(),
+            service: self.labels.service.as_ref().map(|names| &*names[0]),
+            endpoint: self.upstream.map(|endpoint| endpoint.to_string()),
+            route: self.route.as_deref(),
+            policy: self.decided.policy.as_deref(),
+            attempts: self.attempts,
+            bytes_received: self.received.bytes(),
+            bytes_sent: self.sent,
+            milliseconds: took.as_secs_f64() * 1000.0,
+            request_id: self.request_id.as_deref(),
+            error: words,
+        });
     }
 
     fn log(&self, flag: Flag, words: Option<&str>, received: u64, milliseconds: u128) {

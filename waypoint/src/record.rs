@@ -6,7 +6,9 @@
 mod decisions;
 mod labels;
 mod refusals;
+mod watch;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,8 +23,9 @@ use tracing::Level;
 pub use self::decisions::Decided;
 pub use self::labels::{End, Labels, Security, ServiceNames};
 pub use self::refusals::{Refusal, Refusals};
+pub use self::watch::{Filter, Seen, Watchers, Wish};
 use crate::authz::Decision;
-use crate::exchange::Requests;
+use crate::exchange::{self, Requests};
 use crate::failure::{Failure, Flag};
 use crate::token::BadToken;
 
@@ -75,6 +78,7 @@ pub struct Recorder {
     cached: Handles<Labels, TcpCounters>,
     requests: Requests,
     refusals: Refusals,
+    watchers: Watchers,
 }
 
 /// The two ends of a connection, as far as they are known.
@@ -136,7 +140,18 @@ impl Recorder {
             metrics,
             cached: Handles::new(workers, CACHED_LABEL_SETS),
             refusals: Refusals::default(),
+            watchers: Watchers::default(),
         })
+    }
+
+    /// Who looks on.
+    pub fn watchers(&self) -> &Watchers {
+        &self.watchers
+    }
+
+    /// What rules of routes and of policies did, by their labels.
+    pub fn by_rule(&self) -> [(&'static str, BTreeMap<String, u64>); 2] {
+        [exchange::BY_ROUTE.0, decisions::FAMILY.0].map(|name| (name, self.metrics.counters(name)))
     }
 
     pub fn refusals(&self) -> &Refusals {

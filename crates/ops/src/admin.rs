@@ -5,6 +5,7 @@
 //! bounded in size, time and number; a body is read only up to a limit, and a large answer is compressed for who asks.
 //! Never meant for application traffic.
 
+mod body;
 mod compress;
 
 use std::collections::BTreeMap;
@@ -17,12 +18,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tracing::debug;
 
 use crate::health::Readiness;
@@ -62,8 +64,10 @@ impl AdminRequest {
     }
 }
 
+pub use body::AdminBody;
+
 /// What a handler answers.
-pub type AdminResponse = Response<Full<Bytes>>;
+pub type AdminResponse = Response<AdminBody>;
 
 type Answer = Pin<Box<dyn Future<Output = AdminResponse> + Send>>;
 type Handler = Arc<dyn Fn(AdminRequest) -> Answer + Send + Sync>;
@@ -74,7 +78,7 @@ pub fn answer(
     content_type: &'static str,
     body: impl Into<Bytes>,
 ) -> AdminResponse {
-    let mut response = Response::new(Full::new(body.into()));
+    let mut response = Response::new(AdminBody::from(body.into()));
     *response.status_mut() = status;
     response.headers_mut().insert(
         header::CONTENT_TYPE,
@@ -94,6 +98,16 @@ pub fn json(value: &impl serde::Serialize) -> AdminResponse {
         Ok(body) => answer(StatusCode::OK, "application/json", body),
         Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
     }
+}
+
+/// An answer of lines as they come, for so long; nothing is waited for before the first one.
+pub fn lines(
+    content_type: &'static str,
+    lines: mpsc::Receiver<Bytes>,
+    limit: Duration,
+) -> AdminResponse {
+    let response = answer(StatusCode::OK, content_type, Bytes::new());
+    response.map(|_| AdminBody::lines(lines, limit))
 }
 
 /// The table of one server.
@@ -289,7 +303,7 @@ impl Routes {
             body,
         })
         .await;
-        compress::compressed(answer, &headers).await
+        compress::compressed(answer, &headers)
     }
 }
 
@@ -410,6 +424,29 @@ mod tests {
         let head = request("POST", "/x", &format!("content-length: {}\r\n", body.len()));
         let answer = ask(routes, &(head + &body)).await;
         assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    }
+
+    #[tokio::test]
+    async fn lines_come_as_they_are_said_and_end_with_their_time() {
+        let (said, heard) = mpsc::channel(1);
+        let heard = std::sync::Mutex::new(Some(heard));
+        let routes = Routes::new().get("/lines", move |_| {
+            let heard = heard.lock().unwrap().take().unwrap();
+            lines("application/jsonl", heard, Duration::from_millis(300))
+        });
+        let request = request("GET", "/lines", "accept-encoding: gzip\r\n");
+        let asking = ask(routes, &request);
+        let saying = async {
+            said.send(Bytes::from_static(b"one\n")).await.unwrap();
+            said.send(Bytes::from_static(b"two\n")).await.unwrap();
+            said.closed().await;
+        };
+        let (answer, ()) = tokio::join!(asking, saying);
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        assert!(
+            answer.contains("4\r\none\n\r\n4\r\ntwo\n\r\n0\r\n"),
+            "{answer}"
+        );
     }
 
     #[test]

@@ -171,6 +171,20 @@ impl Metrics {
         self.0.before_scrape.0.write().push(Arc::new(update));
     }
 
+    /// The counters of a family as they are now: their labels as exposed, and their values; for admin views.
+    pub fn counters(&self, name: &str) -> BTreeMap<String, u64> {
+        let families = self.0.families.read();
+        let series = families
+            .get(name)
+            .into_iter()
+            .flat_map(|family| &family.series);
+        let counters = series.filter_map(|(labels, series)| match &series.cell {
+            Cell::Counter(cell) => Some((labels.to_string(), cell.0.load(Ordering::Relaxed))),
+            Cell::Gauge(_) | Cell::Histogram(_) => None,
+        });
+        counters.collect()
+    }
+
     /// How many series are held, of all families.
     pub fn series(&self) -> usize {
         let families = self.0.families.read();

@@ -73,8 +73,11 @@ fn rate_limit(limit: &wire::RateLimit) -> String {
         Some(By::Header(name)) => format!(" of each {name}"),
     };
     let per = limit.per.map(seconds).unwrap_or_default();
-    let (requests, burst) = (limit.requests, limit.burst);
-    format!("{requests} in {per}{by}, {burst} at once")
+    let burst = match limit.burst {
+        0 => String::new(),
+        burst => format!(", {burst} at once"),
+    };
+    format!("{} in {per}{by}{burst}", limit.requests)
 }
 
 fn rule(rule: &wire::HttpRule) -> Value {

@@ -130,7 +130,11 @@ const KEYS: &str = "method, path, status, source, service, slower_than_ms, limit
 impl Status {
     fn read(text: &str) -> Option<Self> {
         match text.strip_suffix("xx") {
-            Some(class) => class.parse().ok().filter(|class| *class <= 9).map(Self::Class),
+            Some(class) => class
+                .parse()
+                .ok()
+                .filter(|class| *class <= 9)
+                .map(Self::Class),
             None => text.parse().ok().map(Self::One),
         }
     }
@@ -155,11 +159,13 @@ impl Filter {
         } = self;
         let service_is = |part: &String| seen.service.is_some_and(|name| name.contains(&**part));
         method.as_ref().is_none_or(|method| *method == seen.method)
-            && path.as_ref().is_none_or(|path| seen.path.starts_with(&**path))
+            && path
+                .as_ref()
+                .is_none_or(|path| seen.path.starts_with(&**path))
             && status.is_none_or(|status| status.is(seen.status))
-            && source.as_ref().is_none_or(|part| {
-                seen.source.contains(&**part) || seen.identity.contains(&**part)
-            })
+            && source
+                .as_ref()
+                .is_none_or(|part| seen.source.contains(&**part) || seen.identity.contains(&**part))
             && service.as_ref().is_none_or(service_is)
             && slower_than.is_none_or(|least| seen.milliseconds >= least.as_secs_f64() * 1000.0)
     }
@@ -270,17 +276,26 @@ mod tests {
     fn wish(query: &str) -> Result<Wish, String> {
         let pairs = query.split('&').filter(|pair| !pair.is_empty());
         let pairs = pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-        let pairs: Vec<_> = pairs.map(|(key, value)| (key.into(), value.into())).collect();
+        let pairs: Vec<_> = pairs
+            .map(|(key, value)| (key.into(), value.into()))
+            .collect();
         Wish::read(&pairs)
     }
 
     #[test]
     fn all_of_a_filter_has_to_hold() {
         let check = |query: &str, wanted: bool| {
-            assert_eq!(wish(query).unwrap().filter.wants(&seen()), wanted, "{query}");
+            assert_eq!(
+                wish(query).unwrap().filter.wants(&seen()),
+                wanted,
+                "{query}"
+            );
         };
         check("", true);
-        check("method=get&path=/cart&status=5xx&source=shop/c&service=app.&slower_than_ms=12", true);
+        check(
+            "method=get&path=/cart&status=5xx&source=shop/c&service=app.&slower_than_ms=12",
+            true,
+        );
         check("method=POST", false);
         check("path=/car/", false);
         check("status=503", true);
@@ -337,7 +352,9 @@ mod tests {
     #[test]
     fn places_are_few_and_become_free() {
         let watchers = Watchers::default();
-        let mut all: Vec<_> = (0..MOST).filter_map(|_| watchers.watch(Wish::default())).collect();
+        let mut all: Vec<_> = (0..MOST)
+            .filter_map(|_| watchers.watch(Wish::default()))
+            .collect();
         assert_eq!(all.len(), MOST);
         assert!(watchers.watch(Wish::default()).is_none());
         all.pop();

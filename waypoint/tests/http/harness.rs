@@ -288,6 +288,11 @@ impl World {
             .map_err(|error| error.to_string())
     }
 
+    /// The process itself.
+    pub(crate) fn process(&self) -> &Waypoint {
+        &self.process
+    }
+
     /// What the process does at each change.
     pub(crate) fn decide_again(&self) -> usize {
         self.process.decide_again()

@@ -8,7 +8,9 @@ use proto::waypoint::{
     RouteTable, http_backend::Target, path_match::Kind, rate_limit::By,
 };
 
-use crate::harness::{World, application, get, host};
+use waypoint::record::Wish;
+
+use crate::harness::{World, application, get, host, soon};
 
 fn limited(limit: Option<RateLimit>) -> RouteTable {
     let rule = |prefix: &str| HttpRule {
@@ -143,4 +145,45 @@ async fn a_limit_that_cannot_be_honoured_lets_nobody_in() {
         refused.body.contains("rate_limit.requests 0"),
         "{refused:?}"
     );
+}
+
+#[tokio::test]
+async fn who_looks_on_sees_the_requests_that_were_asked_for_as_they_end() {
+    let mut world = World::new().await;
+    let to = world.service("app", &[application("one").await]);
+    world.serve_tables("app", Protocol::Http1, vec![limited(None)], None);
+    let watchers = world.process().recorder.watchers();
+    let wish = |key: &str, value: &str| Wish::read(&[(key.into(), value.into())]).unwrap();
+    let mut all = watchers.watch(wish("source", "sa/client")).unwrap();
+    let mut failed = watchers.watch(wish("status", "4xx")).unwrap();
+    assert_eq!(world.get(to, "/a?b=c").await.status, 200);
+    assert_eq!(world.get(to, "/nowhere").await.status, 404);
+    let (first, second) = (
+        soon(all.recv()).await.unwrap(),
+        soon(all.recv()).await.unwrap(),
+    );
+    let first: serde_json::Value = serde_json::from_slice(&first).unwrap();
+    for (key, value) in [
+        ("method", "GET"),
+        ("path", "/a?b=c"),
+        ("authority", "app.shop"),
+        ("flags", "-"),
+        ("service", "app.shop.svc.cluster.local"),
+        ("route", "HTTPRoute shop/limited rule #0"),
+    ] {
+        assert_eq!(first[key], value, "{first}");
+    }
+    assert_eq!(
+        (&first["status"], &first["attempts"]),
+        (&200.into(), &1.into())
+    );
+    assert_eq!(soon(failed.recv()).await.unwrap(), second);
+    let second: serde_json::Value = serde_json::from_slice(&second).unwrap();
+    assert_eq!(
+        (&second["status"], &second["flags"]),
+        (&404.into(), &"NR".into())
+    );
+    let [(_, routes), _] = world.process().recorder.by_rule();
+    let counted = "route=\"HTTPRoute shop/limited rule #0\",response_code_class=\"2xx\"";
+    assert_eq!(routes.get(counted), Some(&1), "{routes:?}");
 }

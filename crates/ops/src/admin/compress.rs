@@ -7,9 +7,8 @@ use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::{GzEncoder, ZlibEncoder};
 use http::{HeaderMap, HeaderValue, header};
-use http_body_util::{BodyExt as _, Full};
 
-use super::AdminResponse;
+use super::{AdminBody, AdminResponse};
 
 /// Smaller bodies are not worth it.
 const LEAST: usize = 1024;
@@ -46,18 +45,21 @@ impl Coding {
 }
 
 /// The same answer, smaller if `asked` permits and it is worth it.
-pub(super) async fn compressed(response: AdminResponse, asked: &HeaderMap) -> AdminResponse {
+pub(super) fn compressed(response: AdminResponse, asked: &HeaderMap) -> AdminResponse {
     let Some(coding) = acceptable(asked) else {
         return response;
     };
     let (mut parts, body) = response.into_parts();
-    // The body is there already: nothing is waited for, and it cannot fail.
-    let body = body.collect().await.unwrap_or_default().to_bytes();
+    let body = match body.whole() {
+        Ok(whole) => whole,
+        // Nobody who looks on waits for a full window of the coding.
+        Err(lines) => return AdminResponse::from_parts(parts, lines),
+    };
     if body.len() < LEAST || parts.headers.contains_key(header::CONTENT_ENCODING) {
-        return AdminResponse::from_parts(parts, Full::new(body));
+        return AdminResponse::from_parts(parts, AdminBody::from(body));
     }
     let Ok(smaller) = coding.compress(&body) else {
-        return AdminResponse::from_parts(parts, Full::new(body));
+        return AdminResponse::from_parts(parts, AdminBody::from(body));
     };
     let headers = &mut parts.headers;
     headers.insert(
@@ -65,7 +67,7 @@ pub(super) async fn compressed(response: AdminResponse, asked: &HeaderMap) -> Ad
         HeaderValue::from_static(coding.name()),
     );
     headers.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
-    AdminResponse::from_parts(parts, Full::new(Bytes::from(smaller)))
+    AdminResponse::from_parts(parts, AdminBody::from(Bytes::from(smaller)))
 }
 
 /// The coding that the asker likes best among those known here; gzip, if it likes both alike.
@@ -133,14 +135,14 @@ mod tests {
         assert_eq!(acceptable(&HeaderMap::new()), None);
     }
 
-    #[tokio::test]
-    async fn what_was_compressed_is_read_back_whole() {
+    #[test]
+    fn what_was_compressed_is_read_back_whole() {
         let body = "a line like many others\n".repeat(200);
         for accept in ["gzip", "deflate"] {
             let answer = text(StatusCode::OK, body.clone());
-            let answer = compressed(answer, &asking(accept)).await;
+            let answer = compressed(answer, &asking(accept));
             assert_eq!(answer.headers()[header::CONTENT_ENCODING], accept);
-            let bytes = answer.into_body().collect().await.unwrap().to_bytes();
+            let bytes = answer.into_body().whole().unwrap();
             assert!(bytes.len() < body.len() / 10);
             let mut back = String::new();
             match accept {
@@ -151,11 +153,11 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_small_answer_stays_as_it_is() {
-        let answer = compressed(text(StatusCode::OK, "ready\n"), &asking("gzip")).await;
+    #[test]
+    fn a_small_answer_stays_as_it_is() {
+        let answer = compressed(text(StatusCode::OK, "ready\n"), &asking("gzip"));
         assert!(!answer.headers().contains_key(header::CONTENT_ENCODING));
-        let bytes = answer.into_body().collect().await.unwrap().to_bytes();
+        let bytes = answer.into_body().whole().unwrap();
         assert_eq!(&*bytes, b"ready\n");
     }
 }
