@@ -165,7 +165,7 @@ impl Rules {
     pub fn carry(&self, facts: &Facts) -> Result<Decision<'_>, Arc<str>> {
         let access = self.carrying(facts);
         if let Some((by, authorizer)) = self.custom(&access).next() {
-            let why = self.settings.cannot_ask(authorizer);
+            let why = self.settings.asking(authorizer).err();
             let why = why.unwrap_or("it can be asked about requests only");
             return Err(format!("denied by {by}: authorizer {authorizer:?}: {why}").into());
         }

@@ -33,6 +33,7 @@ use spiffe::SpiffeId;
 
 use self::condition::Condition;
 pub use self::decide::{Decision, RuleRef, Verdict, custom, decide};
+pub(crate) use self::pattern::{Case, Pattern};
 pub use self::remote::remote_ip;
 pub use self::template::Template;
 

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Bodies on their way: streamed piece by piece, counted, and never held as a whole.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Empty, Full};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use crate::exchange::Exchange;
@@ -62,6 +63,14 @@ pub struct Upward {
     messages: Messages,
     awaited: Option<(oneshot::Receiver<()>, Pin<Box<Sleep>>)>,
     copies: Vec<mpsc::Sender<Frame<Bytes>>>,
+    /// What was read before it could be sent.
+    ahead: Option<Ahead>,
+}
+
+struct Ahead {
+    frames: VecDeque<Frame<Bytes>>,
+    bytes: u64,
+    _place: OwnedSemaphorePermit,
 }
 
 impl Upward {
@@ -72,7 +81,63 @@ impl Upward {
             messages: Messages::default(),
             awaited: None,
             copies: Vec::new(),
+            ahead: None,
         }
+    }
+
+    /// The first `most` bytes, and whether that is all; they are sent nevertheless. `place` is held while they are.
+    ///
+    /// # Errors
+    /// If it breaks off.
+    pub async fn read_ahead(
+        &mut self,
+        most: usize,
+        place: OwnedSemaphorePermit,
+    ) -> Result<(Bytes, bool), Error> {
+        let ahead = self.ahead.get_or_insert(Ahead {
+            frames: VecDeque::new(),
+            bytes: 0,
+            _place: place,
+        });
+        let whole = loop {
+            if ahead.bytes > most as u64 {
+                break false;
+            }
+            match self.inner.frame().await {
+                None => break true,
+                Some(frame) => {
+                    let frame = frame?;
+                    ahead.bytes += frame.data_ref().map_or(0, |data| data.len() as u64);
+                    ahead.frames.push_back(frame);
+                }
+            }
+        };
+        let mut bytes = BytesMut::with_capacity(most.min(ahead.bytes as usize));
+        for data in ahead.frames.iter().filter_map(Frame::data_ref) {
+            let room = most - bytes.len();
+            bytes.extend_from_slice(&data[..data.len().min(room)]);
+        }
+        Ok((bytes.freeze(), whole))
+    }
+
+    /// What was read ahead first.
+    fn poll_next(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        if let Some(ahead) = &mut self.ahead {
+            if let Some(frame) = ahead.frames.pop_front() {
+                ahead.bytes -= frame.data_ref().map_or(0, |data| data.len() as u64);
+                return Poll::Ready(Some(Ok(frame)));
+            }
+            self.ahead = None;
+        }
+        Pin::new(&mut self.inner).poll_frame(cx)
+    }
+
+    fn is_over(&self) -> bool {
+        let ahead = self.ahead.as_ref();
+        ahead.is_none_or(|ahead| ahead.frames.is_empty()) && self.inner.is_end_stream()
     }
 
     /// A copy of what will pass. Whoever reads it too slowly loses it: the body itself waits for nobody.
@@ -113,7 +178,7 @@ impl Body for Upward {
             }
             this.awaited = None;
         }
-        let frame = ready!(Pin::new(&mut this.inner).poll_frame(cx));
+        let frame = ready!(this.poll_next(cx));
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
         {
@@ -121,7 +186,7 @@ impl Body for Upward {
             this.copies
                 .retain(|copy| copy.try_send(Frame::data(data.clone())).is_ok());
         }
-        if frame.is_none() || this.inner.is_end_stream() {
+        if frame.is_none() || this.is_over() {
             // An empty piece is the end; a copy that only breaks off is none.
             for copy in this.copies.drain(..) {
                 let _too_slow = copy.try_send(Frame::data(Bytes::new()));
@@ -131,11 +196,17 @@ impl Body for Upward {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
+        self.is_over()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+        let (rest, mut hint) = (self.inner.size_hint(), SizeHint::new());
+        let ahead = self.ahead.as_ref().map_or(0, |ahead| ahead.bytes);
+        if let Some(most) = rest.upper() {
+            hint.set_upper(most + ahead);
+        }
+        hint.set_lower(rest.lower() + ahead);
+        hint
     }
 }
 

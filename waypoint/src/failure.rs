@@ -25,6 +25,9 @@ pub enum Failure {
     /// A policy, or the absence of one that this waypoint's pod names, forbids it.
     #[error("{0}")]
     Denied(Arc<str>),
+    /// Whom a policy asks has not allowed it.
+    #[error("{0}")]
+    NotAuthorized(Arc<str>),
     /// A token of the request is no good.
     #[error("{0}")]
     Token(BadToken),
@@ -122,6 +125,8 @@ pub enum Flag {
     DownstreamProtocolError,
     /// A policy forbids it.
     Denied,
+    /// Whom a policy asks forbids it, or could not be asked.
+    ExternalAuthorization,
     /// Who the client is, or who this process is, can't be proven.
     Identity,
 }
@@ -141,6 +146,7 @@ impl Flag {
             Self::DownstreamConnectionTermination => "DC",
             Self::DownstreamProtocolError => "DPE",
             Self::Denied => "DENY",
+            Self::ExternalAuthorization => "UAEX",
             Self::Identity => "IDENTITY_ERROR",
         }
     }
@@ -151,6 +157,7 @@ impl Failure {
         match self {
             Self::Unserved(_) => Flag::NoRoute,
             Self::Denied(_) | Self::PolicyChanged(_) => Flag::Denied,
+            Self::NotAuthorized(_) => Flag::ExternalAuthorization,
             Self::Malformed(_)
             | Self::ClientProtocol(_)
             | Self::ClientHttp(_)
@@ -184,7 +191,9 @@ impl Failure {
             )
             | Self::Routed { .. } => StatusCode::NOT_FOUND,
             Self::Token(_) => StatusCode::UNAUTHORIZED,
-            Self::Denied(_) | Self::PolicyChanged(_) => StatusCode::FORBIDDEN,
+            Self::Denied(_) | Self::NotAuthorized(_) | Self::PolicyChanged(_) => {
+                StatusCode::FORBIDDEN
+            }
             Self::Malformed(_)
             | Self::ClientProtocol(_)
             | Self::ClientHttp(_)

@@ -23,6 +23,7 @@ pub mod listener;
 pub mod destination;
 
 pub mod authorize;
+pub mod authorizer;
 pub mod authz;
 pub mod settings;
 pub mod token;

@@ -63,6 +63,11 @@ const FAMILIES: [(&str, &str); 7] = [
     ),
 ];
 
+const ASKED: (&str, &str) = (
+    "culvert_authorizer_questions_total",
+    "Questions to those whom CUSTOM policies ask, by what came of them: allowed, denied, error, or passed without an answer",
+);
+
 const TOKENS: (&str, &str) = (
     "culvert_tokens_refused_total",
     "Requests that were refused for their token, by what is wrong with it",
@@ -79,6 +84,28 @@ pub struct Recorder {
     requests: Requests,
     refusals: Refusals,
     watchers: Watchers,
+}
+
+/// What came of a question to an authorizer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked {
+    Allowed,
+    Denied,
+    /// There was no answer, and the request was denied.
+    Error,
+    /// There was none, and it passed.
+    Passed,
+}
+
+impl Asked {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Allowed => "allowed",
+            Self::Denied => "denied",
+            Self::Error => "error",
+            Self::Passed => "passed",
+        }
+    }
 }
 
 /// The two ends of a connection, as far as they are known.
@@ -131,7 +158,7 @@ impl Recorder {
     pub fn new(metrics: Metrics, workers: usize) -> Arc<Self> {
         for (name, help) in FAMILIES
             .into_iter()
-            .chain([decisions::FAMILY, TOKENS, LIMITED])
+            .chain([decisions::FAMILY, ASKED, TOKENS, LIMITED])
         {
             metrics.describe(name, help);
         }
@@ -200,6 +227,12 @@ impl Recorder {
     /// Counts what policies have decided; returns what the log is to say of it.
     pub fn decided(&self, decision: &Decision<'_>) -> Decided {
         decisions::count(&self.metrics, decision)
+    }
+
+    /// A question to whom a policy names.
+    pub fn asked(&self, authorizer: &str, asked: Asked) {
+        let labels = [("authorizer", authorizer), ("result", asked.as_str())];
+        self.metrics.counter(ASKED.0, &labels).increment(1);
     }
 
     /// A request that is refused for its token: counted, and for the admin view.

@@ -2,7 +2,7 @@
 //! A request's life, in order: read, authorize, route, filter, pick, forward, record.
 //!
 //! ```text
-//!  read ─► authorize ─► route ─► (redirect, preflight, refusal) ─► filters ─► attempt ─► answer ─► filters ─► client
+//!  read ─► ask ─► authorize ─► route ─► (redirect, preflight, refusal) ─► filters ─► attempt ─► answer ─► filters ─► client
 //!                                                                     └ copies   └─ again, elsewhere ─┘
 //! ```
 //!
@@ -10,8 +10,10 @@
 //! here is short and names its reason.
 
 mod admission;
+mod ask;
 mod attempt;
 mod mirror;
+mod once;
 mod outgoing;
 mod read;
 mod reply;
@@ -22,13 +24,13 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use http::header::{self, HeaderValue};
+use http::header;
 use http::request::Parts;
 use http::{HeaderMap, Request, Response, StatusCode};
 use hyper::body::{Body as _, Incoming};
 use hyper::upgrade::OnUpgrade;
 
-use self::admission::explain;
+use self::admission::ForClient;
 use self::attempt::{Answered, Asked, Attempts};
 use self::read::read;
 pub use self::reply::Reply;
@@ -73,12 +75,12 @@ pub async fn respond(
     let mut life = Box::new(Life {
         conversation: &conversation,
         exchange,
-        explained: None,
+        for_client: ForClient::default(),
     });
     match Box::pin(life.run(head, body, framed)).await {
         Ok(Done::Answered(mut response, answered)) => {
             let exchange = life.exchange;
-            explain(&mut response, life.explained);
+            life.for_client.tell(&mut response);
             Ok(response.map(|body| {
                 let Answered {
                     lease, deadline, ..
@@ -94,7 +96,7 @@ pub async fn respond(
         Err(reply) => {
             let mut exchange = life.exchange;
             let mut response = reply.response(&mut exchange);
-            explain(&mut response, life.explained);
+            life.for_client.tell(&mut response);
             Ok(response.map(|body| Downward::new(body, exchange, None, None)))
         }
     }
@@ -109,8 +111,7 @@ enum Done {
 struct Life<'c> {
     conversation: &'c Arc<Conversation>,
     exchange: Box<Exchange>,
-    /// What the client is told of the decision, where it is told.
-    explained: Option<HeaderValue>,
+    for_client: ForClient,
 }
 
 impl Life<'_> {
@@ -126,6 +127,8 @@ impl Life<'_> {
         let wish = Wish::of(&mut head)?;
         let client = head.extensions.remove::<OnUpgrade>();
 
+        let body = Upward::new(body, Arc::clone(self.exchange.received()));
+        let mut body = self.ask(&rules, &mut head, &asked, body).await?;
         let token = self.authenticate(&rules, &mut head, &asked)?;
         self.authorize(&rules, (&head, &asked), token.as_ref())?;
         let port = self.port()?;
@@ -153,7 +156,6 @@ impl Life<'_> {
             .map_or(Timeouts::default(), |forward| forward.timeouts);
         let outgoing = self.outgoing(head, &asked, forward.as_ref())?;
         let is_empty = body.is_end_stream();
-        let mut body = Upward::new(body, Arc::clone(self.exchange.received()));
         if let Some(forward) = &forward {
             self.mirror(forward, &outgoing, &mut body, is_empty);
         }

@@ -5,6 +5,7 @@
 
 use proto::waypoint as wire;
 
+use crate::authorizer::{Asking, Authorizer};
 use crate::authz::{BadPolicy, Policy};
 use crate::path::Normalization;
 use crate::token::{BadRule, TokenRule};
@@ -24,14 +25,6 @@ pub struct Settings {
     pub authorizers: Box<[Authorizer]>,
     /// Whether answers say in a header which rule has decided.
     pub explain: bool,
-}
-
-/// Whom CUSTOM policies ask.
-#[derive(Debug)]
-pub struct Authorizer {
-    pub name: Box<str>,
-    /// Why it can't be asked.
-    pub invalid: Box<str>,
 }
 
 /// Why settings can't be used.
@@ -63,10 +56,7 @@ impl Settings {
         };
         let policies = waypoint.policies.iter().map(Policy::compile);
         let tokens = waypoint.token_rules.iter().map(TokenRule::compile);
-        let authorizers = waypoint.authorizers.iter().map(|authorizer| Authorizer {
-            name: authorizer.name.as_str().into(),
-            invalid: authorizer.invalid.as_str().into(),
-        });
+        let authorizers = waypoint.authorizers.iter().map(Authorizer::compile);
         let trust_domains = waypoint.trust_domains.iter();
         Ok(Self {
             policies: policies.collect::<Result<_, _>>()?,
@@ -79,13 +69,15 @@ impl Settings {
         })
     }
 
-    /// Why an authorizer can't be asked.
-    pub fn cannot_ask(&self, name: &str) -> Option<&str> {
+    /// How an authorizer is asked.
+    ///
+    /// # Errors
+    /// Why it can't be.
+    pub fn asking(&self, name: &str) -> Result<&Asking, &str> {
         let known = self.authorizers.iter().find(|known| *known.name == *name);
         match known {
-            Some(known) if known.invalid.is_empty() => None,
-            Some(known) => Some(&known.invalid),
-            None => Some("there is no such authorizer"),
+            Some(known) => known.asking.as_ref().map_err(|reason| &**reason),
+            None => Err("there is no such authorizer"),
         }
     }
 }

@@ -24,6 +24,9 @@ use crate::state::State;
 /// Copies of requests that are on their way at a time.
 const MOST_COPIES: usize = 1024;
 
+/// Bytes of bodies that are held for authorizers at a time, in pieces of a kilobyte.
+const MOST_HELD: usize = 64 << 10;
+
 pub struct Waypoint {
     pub own: Own,
     pub state: Arc<State>,
@@ -41,6 +44,7 @@ pub struct Waypoint {
     pub hostnames: Hostnames,
     pub rate_limits: Buckets,
     mirrors: Arc<Semaphore>,
+    bodies: Arc<Semaphore>,
     per_worker: Box<[PerWorker]>,
 }
 
@@ -85,6 +89,7 @@ impl Waypoint {
             hostnames: Hostnames::default(),
             rate_limits: Buckets::default(),
             mirrors: Arc::new(Semaphore::new(MOST_COPIES)),
+            bodies: Arc::new(Semaphore::new(MOST_HELD)),
         }
     }
 
@@ -114,6 +119,12 @@ impl Waypoint {
     /// Room for one more copy of a request; none where too many are on their way.
     pub fn mirror_place(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.mirrors).try_acquire_owned().ok()
+    }
+
+    /// Room to hold so many bytes of a body; none where too many are held.
+    pub fn body_place(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        let pieces = u32::try_from(bytes.div_ceil(1 << 10)).ok()?;
+        Arc::clone(&self.bodies).try_acquire_many_owned(pieces).ok()
     }
 
     /// Closes the connections to endpoints that nobody has used for long; call it now and then.

@@ -10,7 +10,7 @@ use super::template::Template;
 
 /// A text, or some of them.
 #[derive(Debug)]
-pub(super) enum Pattern {
+pub(crate) enum Pattern {
     Exact(Box<str>),
     Prefix(Box<str>),
     Suffix(Box<str>),
@@ -22,13 +22,13 @@ pub(super) enum Pattern {
 
 /// Which of a pattern's letters count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Case {
+pub(crate) enum Case {
     Counts,
     Ignored,
 }
 
 impl Pattern {
-    pub(super) fn compile(pattern: &wire::Pattern, case: Case) -> Result<Self, String> {
+    pub(crate) fn compile(pattern: &wire::Pattern, case: Case) -> Result<Self, String> {
         let text = |text: &str| match case {
             _ if text.is_empty() => Err("an empty text is looked for".to_owned()),
             Case::Counts => Ok(text.into()),
@@ -46,7 +46,7 @@ impl Pattern {
         })
     }
 
-    pub(super) fn matches(&self, text: &str, case: Case) -> bool {
+    pub(crate) fn matches(&self, text: &str, case: Case) -> bool {
         let equal = |a: &[u8], b: &str| match case {
             Case::Counts => a == b.as_bytes(),
             Case::Ignored => a.eq_ignore_ascii_case(b.as_bytes()),

@@ -10,7 +10,7 @@ use super::read::Read;
 use super::reply::Reply;
 use super::{Life, now};
 use crate::authorize::Rules;
-use crate::authz;
+use crate::authorizer::Allowed;
 use crate::body::AnyBody;
 use crate::failure::Failure;
 use crate::http::Conversation;
@@ -83,49 +83,46 @@ impl Life<'_> {
         let Conversation {
             waypoint, tracked, ..
         } = &**self.conversation;
-        let request = authz::Request {
-            method: head.method.as_str(),
-            authority: &asked.authority,
-            path: &asked.path,
-            headers: &head.headers,
-            token: token.map(|token| authz::Token {
-                claims: &token.claims,
-            }),
-        };
+        let request = asked.as_policies_see_it(head, token);
         let access = rules.asking(tracked.facts(), request);
-        let refused = rules.custom(&access).find_map(|(by, authorizer)| {
-            let why = rules.settings.cannot_ask(authorizer)?;
-            Some(format!("denied by {by}: authorizer {authorizer:?}: {why}"))
-        });
         let decision = rules.decide(&access);
-        let mut decided = waypoint.recorder.decided(&decision);
-        let denied = refused.or_else(|| {
-            let denied = decision.verdict.is_denied();
-            denied.then(|| decision.verdict.to_string())
-        });
-        if let Some(words) = &denied {
-            decided.policy = Some(words.as_str().into());
-        }
-        if rules.settings.explain {
-            self.explained = decided.policy.as_deref().and_then(explanation);
+        let decided = waypoint.recorder.decided(&decision);
+        if rules.settings.explain
+            && let Some(words) = &decided.policy
+        {
+            self.for_client.explain(words);
         }
         self.exchange.decided(decided);
-        let Some(words) = denied else {
+        if !decision.verdict.is_denied() {
             return Ok(());
-        };
+        }
+        let words = decision.verdict.to_string();
         let failure = Failure::Denied(words.as_str().into());
         waypoint.recorder.denied(self.exchange.ends(), &failure);
         Err(Reply::denied(words))
     }
 }
 
-/// Says in the answer which rule has decided.
-pub(super) fn explain(response: &mut Response<AnyBody>, explained: Option<HeaderValue>) {
-    if let Some(explained) = explained {
-        response.headers_mut().insert(EXPLANATION, explained);
-    }
+/// What the client is told beside the answer.
+#[derive(Default)]
+pub(super) struct ForClient {
+    explained: Option<HeaderValue>,
+    /// By whoever has allowed the request.
+    pub(super) promised: Vec<Allowed>,
 }
 
-fn explanation(words: &str) -> Option<HeaderValue> {
-    HeaderValue::from_str(words).ok()
+impl ForClient {
+    /// Which rule has decided.
+    pub(super) fn explain(&mut self, words: &str) {
+        self.explained = HeaderValue::from_str(words).ok();
+    }
+
+    pub(super) fn tell(self, answer: &mut Response<AnyBody>) {
+        for allowed in &self.promised {
+            allowed.change_answer(answer.headers_mut());
+        }
+        if let Some(explained) = self.explained {
+            answer.headers_mut().insert(EXPLANATION, explained);
+        }
+    }
 }

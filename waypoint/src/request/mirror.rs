@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Life;
-use super::attempt::{Attempts, connection};
+use super::attempt::Attempts;
 use super::outgoing::Head;
 use super::target::Target;
 use crate::body::{self, AnyBody, Upward};
 use crate::failure::Failure;
 use crate::http::Conversation;
-use crate::resilience::limits::Work;
 use crate::resilience::retry::RetryPolicy;
 use crate::resilience::timeouts::Timeouts;
 use crate::route::Forward;
@@ -59,23 +58,10 @@ fn send(conversation: &Arc<Conversation>, target: Target, head: Head, copy: AnyB
         let version = attempts.target.version(http::Version::HTTP_11, None);
         let request = head.for_version(version);
         let sent = async {
-            let Target {
-                policy, observed, ..
-            } = &attempts.target;
-            let _under_way = observed.begin(Work::Request, &policy.limits)?;
-            let (choice, _using) = attempts.choose(&[])?;
-            let waypoint = &conversation.waypoint;
-            let settled = waypoint.hostnames.settle(choice, waypoint.own.address);
-            let chosen = settled.await?;
-            let connection = connection(&conversation, &attempts.target, &chosen, version);
-            let mut lease = connection.await?;
-            let answer = lease.send(request.map(|()| copy)).await;
-            let answer = answer.map_err(|unanswered| Failure::Http {
-                to: chosen.address,
-                error: unanswered.error.to_string().into(),
-            })?;
+            let request = request.map(|()| copy);
+            let (answer, held) = attempts.once(version, request).await?;
             if body::read_to_end(answer.into_body()).await {
-                lease.give_back();
+                held.lease.give_back();
             }
             Ok::<_, Failure>(())
         };

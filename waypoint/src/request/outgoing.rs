@@ -21,9 +21,9 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// A head that is ready to be sent.
 #[derive(Debug, Clone)]
 pub(super) struct Head {
-    method: http::Method,
-    path: PathAndQuery,
-    headers: HeaderMap,
+    pub(super) method: http::Method,
+    pub(super) path: PathAndQuery,
+    pub(super) headers: HeaderMap,
 }
 
 impl Head {
@@ -75,13 +75,18 @@ impl Life<'_> {
         })
     }
 
-    /// Says who the client is, whatever it says itself.
-    fn introduce(&mut self, headers: &mut HeaderMap) {
-        let introduction = self.conversation.introduction();
-        match &introduction.certificate {
+    /// Says who the client's tunnel has proven it to be, whatever it says itself.
+    pub(super) fn name_client(&self, headers: &mut HeaderMap) {
+        match &self.conversation.introduction().certificate {
             Some(value) => headers.insert(CLIENT_CERT, value.clone()),
             None => headers.remove(CLIENT_CERT),
         };
+    }
+
+    /// Says all that is known of the client.
+    fn introduce(&mut self, headers: &mut HeaderMap) {
+        self.name_client(headers);
+        let introduction = self.conversation.introduction();
         let said = headers.get_all(FORWARDED_FOR).iter();
         let said: Vec<&str> = said.filter_map(|value| value.to_str().ok()).collect();
         let passed = match &*said {

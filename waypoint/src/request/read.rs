@@ -5,8 +5,10 @@ use http::request::Parts;
 use http::uri::PathAndQuery;
 
 use super::reply::Reply;
+use crate::authz;
 use crate::hygiene;
 use crate::path::{self, Normalization};
+use crate::token::Accepted;
 
 /// What a request asks for, read in one way only.
 pub(super) struct Read {
@@ -26,6 +28,23 @@ pub(super) fn read(head: &Parts, normalization: Normalization) -> Result<Read, R
 }
 
 impl Read {
+    /// As policies look at it, with a token that was verified.
+    pub(super) fn as_policies_see_it<'r>(
+        &'r self,
+        head: &'r Parts,
+        token: Option<&'r Accepted>,
+    ) -> authz::Request<'r> {
+        authz::Request {
+            method: head.method.as_str(),
+            authority: &self.authority,
+            path: &self.path,
+            headers: &head.headers,
+            token: token.map(|token| authz::Token {
+                claims: &token.claims,
+            }),
+        }
+    }
+
     pub(super) fn path_and_query(&self) -> Result<PathAndQuery, Reply> {
         let text = match &self.query {
             Some(query) => format!("{}?{query}", self.path),

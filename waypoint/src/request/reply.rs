@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! An answer that is made here: why, with which status, and a short body that names its flag.
 
-use std::borrow::Cow;
-
+use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{HeaderName, Response, StatusCode};
 
+use crate::authorizer::Denied;
 use crate::body::AnyBody;
 use crate::exchange::Exchange;
 use crate::failure::{Failure, Flag};
@@ -27,7 +27,7 @@ pub struct Reply {
     words: String,
     grpc_status: Option<u8>,
     /// What the client reads, in place of the flag's own words.
-    body: Option<Cow<'static, str>>,
+    body: Option<Bytes>,
     /// Nothing is wrong: there is nothing to explain.
     silent: bool,
 }
@@ -76,6 +76,15 @@ impl Reply {
         Self {
             body: Some("RBAC: access denied".into()),
             ..Self::of(StatusCode::FORBIDDEN, Flag::Denied, words)
+        }
+    }
+
+    /// Whom a policy asks has denied it, in words of its own.
+    pub fn by_authorizer(denied: Denied, words: impl Into<String>) -> Self {
+        Self {
+            headers: Box::new(denied.headers),
+            body: Some(denied.body),
+            ..Self::of(denied.status, Flag::ExternalAuthorization, words)
         }
     }
 
@@ -140,8 +149,12 @@ impl Reply {
                 HeaderValue::from_static("application/grpc"),
             );
             set.insert(GRPC_STATUS, HeaderValue::from(u16::from(code)));
-            if let Ok(message) = HeaderValue::from_str(&visible(body.as_deref().unwrap_or(&words)))
-            {
+            let message = match &body {
+                None => words.as_str().into(),
+                Some(told) if told.is_empty() => brief(flag).into(),
+                Some(told) => String::from_utf8_lossy(told),
+            };
+            if let Ok(message) = HeaderValue::from_str(&visible(&message)) {
                 set.insert(GRPC_MESSAGE, message);
             }
             exchange.answered(StatusCode::OK, response.headers());
@@ -154,12 +167,13 @@ impl Reply {
         }
         response
             .headers_mut()
-            .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+            .entry(header::CONTENT_TYPE)
+            .or_insert(HeaderValue::from_static("text/plain"));
         exchange.answered(status, response.headers());
         let text = match (body, flag) {
-            (Some(body), _) => body.into_owned(),
-            (None, Flag::None) => format!("{words}\n"),
-            (None, _) => format!("{flag_text}: {}\n", brief(flag)),
+            (Some(body), _) => body,
+            (None, Flag::None) => format!("{words}\n").into(),
+            (None, _) => format!("{flag_text}: {}\n", brief(flag)).into(),
         };
         response.map(|()| crate::body::text(text))
     }
@@ -180,6 +194,7 @@ fn brief(flag: Flag) -> &'static str {
         Flag::DownstreamConnectionTermination => "client gone",
         Flag::DownstreamProtocolError => "malformed request",
         Flag::Denied => "access denied",
+        Flag::ExternalAuthorization => "not authorized",
         Flag::Identity => "identity error",
     }
 }

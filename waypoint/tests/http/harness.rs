@@ -293,6 +293,11 @@ impl World {
         &self.process
     }
 
+    /// What was refused, oldest first.
+    pub(crate) fn refusals(&self) -> Vec<waypoint::record::Refusal> {
+        self.process.recorder.refusals().latest()
+    }
+
     /// What the process does at each change.
     pub(crate) fn decide_again(&self) -> usize {
         self.process.decide_again()

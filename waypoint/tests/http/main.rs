@@ -5,6 +5,7 @@
 
 mod harness;
 
+mod authorizers;
 mod drain;
 mod framing;
 mod networks;

@@ -20,7 +20,11 @@ fn condition(attribute: wire::Attribute, kind: Kind) -> wire::Condition {
     }
 }
 
-fn policy(name: &str, action: wire::PolicyAction, rules: &[&[wire::Condition]]) -> wire::Policy {
+pub(crate) fn policy(
+    name: &str,
+    action: wire::PolicyAction,
+    rules: &[&[wire::Condition]],
+) -> wire::Policy {
     let rules = rules
         .iter()
         .zip(0..)
@@ -44,7 +48,7 @@ fn policy(name: &str, action: wire::PolicyAction, rules: &[&[wire::Condition]]) 
     }
 }
 
-fn path_prefix(prefix: &str) -> wire::Condition {
+pub(crate) fn path_prefix(prefix: &str) -> wire::Condition {
     condition(wire::Attribute::Path, Kind::Prefix(prefix.into()))
 }
 
