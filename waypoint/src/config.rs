@@ -76,6 +76,8 @@ pub struct Limits {
     pub connections: usize,
     /// Per worker.
     pub requests_per_endpoint: usize,
+    /// To endpoints, of HTTP/1.
+    pub idle_connections: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -99,6 +101,7 @@ impl Config {
             tunnels: some(&mut reader, "MAX_TUNNELS", 1_000_000),
             connections: some(&mut reader, "MAX_CONNECTIONS", 10_000_000),
             requests_per_endpoint: some(&mut reader, "MAX_REQUESTS_PER_ENDPOINT", 1_000_000),
+            idle_connections: some(&mut reader, "MAX_IDLE_CONNECTIONS", 1_000_000),
         };
         let drain_deadline = drain_deadline(&mut reader);
         let workers = workers(&mut reader, sources.cpus);

@@ -2,43 +2,36 @@
 //! HTTP connections to endpoints, kept for the next request. Each worker has its own.
 //!
 //! ```text
-//!  checkout ─► one that is idle (HTTP/1) or has room (HTTP/2)? ─ yes ─► Lease ─ request ─► answer read ─► given back
-//!                 └─ no ─► connect, handshake ───────────────────────────┘
+//!             ┌ one that is idle (HTTP/1) or has room (HTTP/2) ──────► Lease ─ request ─► answer read ─► given back ─┐
+//!  checkout ──┼ none, and few are being made ─► Place ─ connect, handshake ─► Lease                                  │
+//!             └ none, and enough are being made ─► wait, in order of coming, for either ◄────────────────────────────┘
 //! ```
 //!
-//! Bounds: requests under way to one endpoint, idle connections to it, and how long they are kept.
+//! To connect costs more than a request does, so that a crowd that connected at once would keep an endpoint from answering:
+//! it gets as many connections as it takes to answer while further ones are made, and their number grows with use.
+//!
+//! Bounds: requests under way to one endpoint, those that wait with them; connections being made to it at a time; idle ones
+//! of the worker, and how long they are kept. The latest used is used next, so that what is too much grows old and ends.
+
+mod entry;
+mod lease;
+mod place;
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use http::{Request, Response};
-use hyper::body::Incoming;
-use hyper::client::conn::{http1, http2};
-use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
-use tracing::debug;
+use tokio::sync::oneshot;
 
-use crate::body::AnyBody;
-use crate::endpoints::{Begun, Chosen, Observed, Way};
+use self::entry::{Entry, Found};
+pub use self::lease::{Lease, Unanswered};
+pub use self::place::Place;
+use crate::endpoints::{Chosen, Observed, Way};
 use crate::failure::Failure;
-use crate::http::MAX_HEADERS;
-use crate::resilience::traffic::Connections;
-use crate::upstream::{Leg, Version};
-
-/// Connections to one endpoint that wait for a request.
-const MOST_IDLE: usize = 64;
-
-/// How long one waits. Shorter than what servers grant, as a rule, so that they seldom close what is being used.
-const IDLE: Duration = Duration::from_secs(50);
-
-/// Requests that one HTTP/2 connection carries before another is opened.
-const STREAMS: usize = 100;
-
-const STREAM_WINDOW: u32 = 1 << 20;
-const CONNECTION_WINDOW: u32 = 4 << 20;
+use crate::upstream::Version;
 
 /// Whose connections may be shared.
 #[derive(Debug, PartialEq, Eq)]
@@ -57,104 +50,52 @@ impl Hash for Key {
     }
 }
 
-struct Entry {
-    key: Arc<Key>,
-    /// Requests under way, and connections being made for one.
-    under_way: usize,
-    idle: Vec<Idle>,
-    shared: Vec<Shared>,
-}
-
-/// An HTTP/1 connection that waits for a request.
-struct Idle {
-    sender: http1::SendRequest<AnyBody>,
-    until: Instant,
-    held: Held,
-}
-
-/// What a connection is held to, and how far it has come.
-#[derive(Clone)]
-struct Held {
-    /// Among whose connections it counts.
-    of: Arc<Observed>,
-    to: Connections,
-    /// Requests that it has carried, with the one that it has or waits for.
-    carried: u32,
-}
-
-impl Held {
-    fn idle(&self) -> Duration {
-        self.to.idle.unwrap_or(IDLE)
-    }
-
-    /// Whether it may carry one more.
-    fn has_more(&self) -> bool {
-        self.to.requests.is_none_or(|most| self.carried < most)
-    }
-}
-
-/// An HTTP/2 connection.
-struct Shared {
-    number: u64,
-    sender: http2::SendRequest<AnyBody>,
-    streams: usize,
-    used: Instant,
-    held: Held,
-}
-
-#[derive(Default)]
 struct Inner {
     entries: HashMap<Arc<Key>, Entry>,
+    /// Of the next HTTP/2 connection.
     next: u64,
+    /// Each idle connection has one, beside this.
+    idle: Arc<()>,
+    most_idle: usize,
 }
 
 /// The connections of one worker.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct HttpPool(Arc<Mutex<Inner>>);
 
-/// The use of a connection for one request.
-pub struct Lease {
-    pool: HttpPool,
-    key: Arc<Key>,
-    sender: Sender,
-    held: Held,
-    /// Whether it has carried requests before: then it may have been closed just now.
-    pub reused: bool,
-    healthy: bool,
-}
-
-enum Sender {
-    Http1(Option<http1::SendRequest<AnyBody>>),
-    Http2 {
-        number: u64,
-        sender: http2::SendRequest<AnyBody>,
-    },
-}
-
-/// A request that was not answered.
-pub struct Unanswered {
-    pub error: hyper::Error,
-    /// The request, if none of it was sent.
-    pub request: Option<Request<AnyBody>>,
-}
-
-/// A place for a request to an endpoint, for which there is no connection yet.
-pub struct Place {
-    pool: HttpPool,
-    key: Arc<Key>,
-    taken: bool,
-}
-
+/// What a request gets to an endpoint.
 pub enum Checkout {
+    /// A connection.
     Ready(Lease),
+    /// The permission to make one.
     Connect(Place),
+    /// Either of them, once it can be had.
+    Wait(oneshot::Receiver<Granted>),
+}
+
+/// What a request that waited gets.
+pub enum Granted {
+    Lease(Lease),
+    Place(Place),
+    /// The endpoint can't be connected to.
+    Failed(Failure),
 }
 
 impl HttpPool {
-    /// A connection, or the permission to make one.
+    /// An empty pool, of which so many connections may be idle at a time.
+    pub fn new(most_idle: usize) -> Self {
+        Self(Arc::new(Mutex::new(Inner {
+            entries: HashMap::new(),
+            next: 0,
+            idle: Arc::default(),
+            most_idle,
+        })))
+    }
+
+    /// A connection, the permission to make one, or a place in the queue for either.
     ///
     /// # Errors
-    /// As many requests are under way to the endpoint as may be.
+    /// As many requests are under way to the endpoint, or wait for it, as may be.
     pub fn checkout(
         &self,
         chosen: &Chosen,
@@ -177,53 +118,15 @@ impl HttpPool {
                 entries.entry(key).or_insert(entry)
             }
         };
-        let key = Arc::clone(&entry.key);
-        if entry.under_way >= most {
-            return Err(Failure::Overflow(most));
-        }
-        entry.under_way += 1;
-        let now = Instant::now();
-        let sender = match version {
-            Version::Http1 => {
-                entry.expire(now);
-                let ready = entry.idle.iter().rposition(|idle| idle.sender.is_ready());
-                ready.map(|place| {
-                    let Idle { sender, held, .. } = entry.idle.remove(place);
-                    (Sender::Http1(Some(sender)), held)
-                })
-            }
-            Version::Http2 => {
-                entry.shared.retain(|shared| !shared.sender.is_closed());
-                let mut shared = entry.shared.iter_mut();
-                let free = shared.find(|one| one.streams < STREAMS && one.held.has_more());
-                free.map(|shared| {
-                    shared.streams += 1;
-                    shared.used = now;
-                    shared.held.carried += 1;
-                    let sender = Sender::Http2 {
-                        number: shared.number,
-                        sender: shared.sender.clone(),
-                    };
-                    (sender, shared.held.clone())
-                })
-            }
-        };
+        let key = Arc::clone(entry.key());
+        let found = entry.take(most, Instant::now())?;
         drop(inner);
-        let pool = self.clone();
-        Ok(match sender {
-            Some((sender, held)) => Checkout::Ready(Lease {
-                pool,
-                key,
-                sender,
-                held,
-                reused: true,
-                healthy: false,
-            }),
-            None => Checkout::Connect(Place {
-                pool,
-                key,
-                taken: false,
-            }),
+        Ok(match found {
+            Found::Carrier(carrier) => {
+                Checkout::Ready(Lease::new(self.clone(), key, carrier, true))
+            }
+            Found::Room => Checkout::Connect(Place::new(self.clone(), key)),
+            Found::Queue(granted) => Checkout::Wait(granted),
         })
     }
 
@@ -232,199 +135,61 @@ impl HttpPool {
         let now = Instant::now();
         self.0.lock().entries.retain(|_, entry| {
             entry.expire(now);
-            entry.under_way > 0 || !entry.idle.is_empty() || !entry.shared.is_empty()
+            !entry.is_unused()
         });
     }
 
     /// Closes the idle connections that count among a destination's.
     pub fn close_idle(&self, of: &Arc<Observed>) {
         for entry in self.0.lock().entries.values_mut() {
-            let is_its = |held: &Held| Arc::ptr_eq(&held.of, of);
-            entry.idle.retain(|idle| !is_its(&idle.held));
-            let is_idle = |shared: &Shared| shared.streams == 0 && is_its(&shared.held);
-            entry.shared.retain(|shared| !is_idle(shared));
+            entry.close_idle(of);
         }
     }
 
-    fn over(&self, key: &Key, give: impl FnOnce(&mut Entry)) {
-        if let Some(entry) = self.0.lock().entries.get_mut(key) {
-            entry.under_way = entry.under_way.saturating_sub(1);
-            give(entry);
-        }
-    }
-}
-
-impl Entry {
-    fn new(key: Arc<Key>) -> Self {
-        Self {
-            key,
-            under_way: 0,
-            idle: Vec::new(),
-            shared: Vec::new(),
-        }
-    }
-
-    fn expire(&mut self, now: Instant) {
-        self.idle
-            .retain(|idle| !idle.sender.is_closed() && now < idle.until);
-        self.shared.retain(|shared| {
-            let is_wanted = now.duration_since(shared.used) < shared.held.idle();
-            let is_usable = is_wanted && shared.held.has_more();
-            !shared.sender.is_closed() && (shared.streams > 0 || is_usable)
-        });
-    }
-}
-
-impl Place {
-    /// Speaks HTTP over a connection that was made for it, and counts among these until its end.
-    ///
-    /// # Errors
-    /// The endpoint doesn't speak it.
-    pub async fn fill(
-        mut self,
-        leg: Leg,
-        (of, to, begun): (Arc<Observed>, Connections, Begun),
-    ) -> Result<Lease, Failure> {
-        let held = Held {
-            of,
-            to,
-            // The one that it is made for.
-            carried: 1,
+    /// Something about an endpoint's connections changes: whoever waits there gets what follows from it.
+    fn change(&self, key: &Arc<Key>, change: impl FnOnce(&mut Entry)) {
+        let mut inner = self.0.lock();
+        let Some(entry) = inner.entries.get_mut(&**key) else {
+            return;
         };
-        let at = self.key.address;
-        let broken = |error: hyper::Error| Failure::Http {
-            to: at,
-            error: error.to_string().into(),
-        };
-        let io = TokioIo::new(leg);
-        let sender = match self.key.version {
-            Version::Http1 => {
-                let handshake = http1::Builder::new()
-                    .max_buf_size(MAX_HEADERS)
-                    .handshake(io)
-                    .await;
-                let (sender, connection) = handshake.map_err(broken)?;
-                let connection = connection.with_upgrades();
-                tokio::spawn(carry(connection, at, begun));
-                Sender::Http1(Some(sender))
-            }
-            Version::Http2 => {
-                let handshake = http2::Builder::new(TokioExecutor::new())
-                    .initial_stream_window_size(STREAM_WINDOW)
-                    .initial_connection_window_size(CONNECTION_WINDOW)
-                    .max_header_list_size(MAX_HEADERS as u32)
-                    .handshake(io)
-                    .await;
-                let (sender, connection) = handshake.map_err(broken)?;
-                tokio::spawn(carry(connection, at, begun));
-                let mut inner = self.pool.0.lock();
-                inner.next += 1;
-                let number = inner.next;
-                if let Some(entry) = inner.entries.get_mut(&self.key) {
-                    entry.shared.push(Shared {
-                        number,
-                        sender: sender.clone(),
-                        streams: 1,
-                        used: Instant::now(),
-                        held: held.clone(),
-                    });
+        change(entry);
+        let granted = entry.grant(Instant::now());
+        drop(inner);
+        for (waiting, found) in granted {
+            let granted = match found {
+                Some(carrier) => {
+                    Granted::Lease(Lease::new(self.clone(), Arc::clone(key), carrier, true))
                 }
-                Sender::Http2 { number, sender }
-            }
-        };
-        self.taken = true;
-        Ok(Lease {
-            pool: self.pool.clone(),
-            key: Arc::clone(&self.key),
-            sender,
-            held,
-            reused: false,
-            healthy: false,
-        })
-    }
-}
-
-/// Carries a connection to its end.
-async fn carry(connection: impl Future<Output = hyper::Result<()>>, to: SocketAddr, _begun: Begun) {
-    if let Err(error) = connection.await {
-        debug!(%to, %error, "connection to an endpoint ended");
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if !self.taken {
-            self.pool.over(&self.key, |_| {});
+                None => Granted::Place(Place::new(self.clone(), Arc::clone(key))),
+            };
+            // Who has given up meanwhile leaves it to the next: dropped, it comes back here.
+            drop(waiting.send(granted));
         }
     }
-}
 
-impl Lease {
-    /// Sends a request and waits for the head of its answer.
-    ///
-    /// # Errors
-    /// With the request itself, if none of it was sent.
-    pub async fn send(
-        &mut self,
-        request: Request<AnyBody>,
-    ) -> Result<Response<Incoming>, Box<Unanswered>> {
-        let sent = match &mut self.sender {
-            Sender::Http1(Some(sender)) => sender.try_send_request(request).await,
-            Sender::Http2 { sender, .. } => sender.try_send_request(request).await,
-            Sender::Http1(None) => unreachable!("a lease holds its sender until it is dropped"),
-        };
-        sent.map_err(|mut error| {
-            Box::new(Unanswered {
-                request: error.take_message(),
-                error: error.into_error(),
-            })
-        })
-    }
-
-    /// The answer was read: the connection may be used again.
-    pub fn give_back(mut self) {
-        self.healthy = true;
-    }
-}
-
-impl Drop for Lease {
-    fn drop(&mut self) {
-        let healthy = self.healthy;
-        let held = &self.held;
-        match &mut self.sender {
-            Sender::Http1(sender) => {
-                // Where somebody waits for its place, that is worth more than the connection.
-                let is_kept = healthy && held.has_more() && !held.of.is_crowded();
-                let sender = sender
-                    .take()
-                    .filter(|sender| is_kept && !sender.is_closed());
-                let mut held = held.clone();
-                held.carried = held.carried.saturating_add(1);
-                self.pool.over(&self.key, |entry| {
-                    if let Some(sender) = sender {
-                        if entry.idle.len() >= MOST_IDLE {
-                            entry.idle.remove(0);
-                        }
-                        let until = Instant::now() + held.idle();
-                        entry.idle.push(Idle {
-                            sender,
-                            until,
-                            held,
-                        });
-                    }
-                });
-            }
-            Sender::Http2 { number, .. } => {
-                let number = *number;
-                self.pool.over(&self.key, |entry| {
-                    let mut shared = entry.shared.iter_mut();
-                    if let Some(shared) = shared.find(|one| one.number == number) {
-                        shared.streams = shared.streams.saturating_sub(1);
-                        entry.expire(Instant::now());
-                    }
-                });
-                held.of.made_room();
-            }
+    /// A connection was not made, by the endpoint's fault.
+    fn failed(&self, key: &Arc<Key>, failure: &Failure) {
+        let mut hopeless = Default::default();
+        self.change(key, |entry| hopeless = entry.failed());
+        for waiting in hopeless {
+            drop(waiting.send(Granted::Failed(failure.clone())));
         }
+    }
+
+    /// A token for one more idle connection; none where none may be. Where there are too many, every endpoint's older half
+    /// makes room.
+    fn idle_token(&self) -> Option<Arc<()>> {
+        let inner = &mut *self.0.lock();
+        let count = |idle: &Arc<()>| Arc::strong_count(idle) - 1;
+        if count(&inner.idle) >= inner.most_idle {
+            inner.entries.values_mut().for_each(Entry::halve_idle);
+        }
+        (count(&inner.idle) < inner.most_idle).then(|| Arc::clone(&inner.idle))
+    }
+
+    fn next_number(&self) -> u64 {
+        let mut inner = self.0.lock();
+        inner.next += 1;
+        inner.next
     }
 }

@@ -136,15 +136,25 @@ pub async fn reach(
     chosen: &Chosen,
 ) -> Result<Leg, Failure> {
     let reaching = way_to(waypoint, arrival, destination, chosen);
-    let Some(limit) = limits.connect_timeout else {
-        return reaching.await;
-    };
-    timeout(limit, reaching).await.unwrap_or_else(|_| {
-        Err(Failure::ConnectTimeout {
-            to: chosen.address,
-            limit,
-        })
-    })
+    match limits.connect_timeout {
+        // What lies on the way has bounds of its own.
+        None => reaching.await,
+        Some(_) => in_time(limits, chosen.address, reaching).await?,
+    }
+}
+
+/// What comes within the time that a connection to an endpoint may take.
+///
+/// # Errors
+/// It took longer.
+pub async fn in_time<T>(
+    limits: &Connections,
+    to: SocketAddr,
+    coming: impl Future<Output = T>,
+) -> Result<T, Failure> {
+    let limit = limits.connect_timeout.unwrap_or(CONNECT_TIMEOUT);
+    let came = timeout(limit, coming).await;
+    came.map_err(|_| Failure::ConnectTimeout { to, limit })
 }
 
 async fn way_to(

@@ -68,9 +68,11 @@ pub struct Parts {
 
 impl Waypoint {
     pub fn new(parts: Parts) -> Self {
-        let per_worker = (0..parts.workers.count()).map(|_| PerWorker {
+        let workers = parts.workers.count();
+        let most_idle = parts.limits.idle_connections.div_ceil(workers.max(1));
+        let per_worker = (0..workers).map(|_| PerWorker {
             tunnels: Pool::new(parts.hbone.clone(), Arc::new(parts.certificates.clone())),
-            http: HttpPool::default(),
+            http: HttpPool::new(most_idle),
         });
         Self {
             per_worker: per_worker.collect(),

@@ -74,6 +74,11 @@ pub const VARIABLES: &[Variable] = &[
         "requests that may be under way to one endpoint from one thread; further ones are answered 503",
     ),
     variable(
+        "MAX_IDLE_CONNECTIONS",
+        "8192",
+        "HTTP/1 connections to endpoints that are kept for the next request; with more, those go that waited longest",
+    ),
+    variable(
         "HBONE_ENGINE",
         "own",
         "own, or library: what runs the tunnels",

@@ -21,7 +21,7 @@ use crate::endpoints::{Asked as Wanted, Choice, Chosen, Using};
 use crate::exchange::Exchange;
 use crate::failure::{Failure, Flag};
 use crate::http::Conversation;
-use crate::pool::{Checkout, Lease, Unanswered};
+use crate::pool::{Checkout, Granted, Lease, Unanswered};
 use crate::record::Labels;
 use crate::resilience::hash::Key;
 use crate::resilience::limits::Work;
@@ -352,13 +352,23 @@ pub(super) async fn connection(
     let (mut waiting, mut queued) = (None, None);
     loop {
         let most = waypoint.limits.requests_per_endpoint;
-        let place = match pool.checkout(chosen, version, most)? {
-            Checkout::Ready(lease) => return Ok(lease),
-            Checkout::Connect(place) => place,
-        };
-        if waiting.is_none() {
+        let found = pool.checkout(chosen, version, most)?;
+        if waiting.is_none() && !matches!(found, Checkout::Ready(_)) {
             waiting = Some(observed.begin(Work::Waiting, &policy.limits)?);
         }
+        let place = match found {
+            Checkout::Ready(lease) => return Ok(lease),
+            Checkout::Connect(place) => place,
+            Checkout::Wait(granted) => {
+                match upstream::in_time(&policy.connections, chosen.address, granted).await? {
+                    Ok(Granted::Lease(lease)) => return Ok(lease),
+                    Ok(Granted::Place(place)) => place,
+                    Ok(Granted::Failed(failure)) => return Err(failure),
+                    // Nothing is remembered of an endpoint that nobody uses: it begins anew.
+                    Err(_) => continue,
+                }
+            }
+        };
         let Ok(begun) = observed.begin(Work::Connection, &policy.limits) else {
             drop(place);
             match &queued {
@@ -372,9 +382,9 @@ pub(super) async fn connection(
         };
         drop(queued);
         let to = &target.destination;
-        let leg = upstream::reach(waypoint, arrival, to, &policy.connections, chosen).await?;
+        let reaching = upstream::reach(waypoint, arrival, to, &policy.connections, chosen);
         let held = (Arc::clone(observed), policy.connections, begun);
-        return place.fill(leg, held).await;
+        return place.fill(reaching, held).await;
     }
 }
 

@@ -99,6 +99,7 @@ impl World {
                 tunnels: 100,
                 connections: 1000,
                 requests_per_endpoint: 100,
+                idle_connections: 100,
             },
             draining,
         }));

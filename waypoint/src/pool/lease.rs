@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The use of a connection for one request.
+
+use std::sync::Arc;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+
+use super::entry::{Carrier, Sender};
+use super::{HttpPool, Key};
+use crate::body::AnyBody;
+
+/// A connection, for one request. Dropped before the answer was read, it takes the connection with it; before anything was
+/// sent, it leaves it to the next.
+pub struct Lease {
+    pool: HttpPool,
+    key: Arc<Key>,
+    carrier: Carrier,
+    /// Whether it has carried requests before: then it may have been closed just now.
+    pub reused: bool,
+    /// Whether nothing is under way on it.
+    clean: bool,
+}
+
+/// A request that was not answered.
+pub struct Unanswered {
+    pub error: hyper::Error,
+    /// The request, if none of it was sent.
+    pub request: Option<Request<AnyBody>>,
+}
+
+impl Lease {
+    pub(super) fn new(pool: HttpPool, key: Arc<Key>, carrier: Carrier, reused: bool) -> Self {
+        Self {
+            pool,
+            key,
+            carrier,
+            reused,
+            clean: true,
+        }
+    }
+
+    /// Sends a request and waits for the head of its answer.
+    ///
+    /// # Errors
+    /// With the request itself, if none of it was sent.
+    pub async fn send(
+        &mut self,
+        request: Request<AnyBody>,
+    ) -> Result<Response<Incoming>, Box<Unanswered>> {
+        self.clean = false;
+        let sent = match &mut self.carrier.sender {
+            Sender::Http1(Some(sender)) => sender.try_send_request(request).await,
+            Sender::Http2 { sender, .. } => sender.try_send_request(request).await,
+            Sender::Http1(None) => unreachable!("a lease holds its sender until it is dropped"),
+        };
+        sent.map_err(|mut error| {
+            Box::new(Unanswered {
+                request: error.take_message(),
+                error: error.into_error(),
+            })
+        })
+    }
+
+    /// The answer was read: the connection may be used again.
+    pub fn give_back(mut self) {
+        self.clean = true;
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        let Carrier { sender, held } = &mut self.carrier;
+        match sender {
+            Sender::Http1(sender) => {
+                // Where somebody waits for its place, that is worth more than the connection.
+                let is_kept = self.clean && held.has_more() && !held.of.is_crowded();
+                let sender = sender.take();
+                let sender = sender.filter(|sender| is_kept && !sender.is_closed());
+                let kept = sender.and_then(|sender| {
+                    let counted = self.pool.idle_token()?;
+                    let mut held = held.clone();
+                    held.carried = held.carried.saturating_add(1);
+                    Some((sender, held, counted))
+                });
+                self.pool.change(&self.key, |entry| entry.done_http1(kept));
+            }
+            Sender::Http2 { number, .. } => {
+                let number = *number;
+                self.pool
+                    .change(&self.key, |entry| entry.done_http2(number));
+                held.of.made_room();
+            }
+        }
+    }
+}
