@@ -5,20 +5,24 @@
 //! In: what is known, how the port's endpoints are to be chosen, and what this very connection has tried. Out: an endpoint
 //! with its address and the way to it. What to make of failures is `mesh::standing`'s and `resilience`'s to say.
 
+mod carried;
 mod observed;
+mod snapshot;
 mod way;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use mesh::{Endpoint, Seen, Service, Standings};
-use parking_lot::RwLock;
 use rand::Rng;
 use tracing::warn;
 
+use self::carried::Carried;
 use self::observed::Asked as OfService;
 pub use self::observed::{Begun, Observed};
+use self::snapshot::Snapshot;
 use self::way::Asker;
 pub use self::way::{Choice, Chosen, Gateway, Place, Way};
 use crate::config::Own;
@@ -32,9 +36,11 @@ use crate::state::Known;
 /// What was seen of all endpoints, by all workers.
 #[derive(Default)]
 pub struct Endpoints {
-    standings: RwLock<Standings>,
+    /// Who fails to connect.
+    standings: Snapshot<Standings>,
+    carried: Arc<Carried>,
     /// One for each destination that was asked for, until its service is gone.
-    observed: RwLock<HashMap<Account, Arc<Observed>>>,
+    observed: Snapshot<HashMap<Account, Arc<Observed>>>,
 }
 
 /// A port of a service, or of a workload, whose namespace is empty here.
@@ -74,6 +80,7 @@ pub struct Out {
 pub struct Using {
     endpoints: Arc<Endpoints>,
     endpoint: Endpoint,
+    carried: Arc<AtomicU32>,
 }
 
 impl Endpoints {
@@ -147,11 +154,18 @@ impl Endpoints {
         asker.endpoint(&picked, (service, port), rng)
     }
 
-    pub fn begin(self: &Arc<Self>, endpoint: Endpoint) -> Using {
-        self.standings.write().began(&endpoint, Instant::now());
+    /// An attempt to connect to an endpoint of an observed destination.
+    pub fn begin(self: &Arc<Self>, observed: &Observed, endpoint: Endpoint) -> Using {
+        let carried = observed.counter(&endpoint);
+        carried.fetch_add(1, Ordering::Relaxed);
+        if self.standings.read().is_failing(&endpoint) {
+            self.standings
+                .change(|standings| standings.tried(&endpoint, Instant::now()));
+        }
         Using {
             endpoints: Arc::clone(self),
             endpoint,
+            carried,
         }
     }
 
@@ -161,19 +175,31 @@ impl Endpoints {
         if let Some(observed) = self.observed.read().get(&account) {
             return Arc::clone(observed);
         }
-        Arc::clone(self.observed.write().entry(account).or_default())
+        let new = || Arc::new(Observed::new(&self.carried));
+        self.observed
+            .change(|observed| Arc::clone(observed.entry(account).or_insert_with(new)))
     }
 
     /// Forgets what was seen of destinations that are gone and not in use; call it now and then.
     pub fn expire(&self, known: &Known) {
-        let mesh = &known.mesh;
-        self.observed.write().retain(|account, observed| {
-            let exists = match &*account.namespace {
-                "" => mesh.workload(&account.name).is_some(),
-                namespace => mesh.service(namespace, &account.name).is_some(),
-            };
-            exists || Arc::strong_count(observed) > 1
+        let (mesh, now) = (&known.mesh, Instant::now());
+        for observed in self.observed.read().values() {
+            observed.expire(now);
+        }
+        self.observed.change(|all| {
+            all.retain(|account, observed| {
+                let exists = match &*account.namespace {
+                    "" => mesh.workload(&account.name).is_some(),
+                    namespace => mesh.service(namespace, &account.name).is_some(),
+                };
+                // The copy that others read has one, and this one another.
+                exists || Arc::strong_count(observed) > 2
+            });
         });
+        if !self.standings.read().all_trusted() {
+            self.standings.change(|standings| standings.forget(now));
+        }
+        self.carried.expire();
     }
 
     /// Those that are avoided now.
@@ -223,16 +249,17 @@ impl Using {
     /// It connects; whatever it did before is forgiven.
     pub fn succeeded(&self) {
         let standings = &self.endpoints.standings;
-        // Nearly always there is nothing to forgive, and then nobody need wait for the lock.
-        if !standings.read().all_trusted() {
-            standings.write().succeeded(&self.endpoint);
+        // Nearly always there is nothing to forgive.
+        if standings.read().is_failing(&self.endpoint) {
+            standings.change(|standings| standings.succeeded(&self.endpoint));
         }
     }
 
     /// It doesn't, by its own fault.
     pub fn failed(&self, failure: &Failure) {
         let now = Instant::now();
-        let out_for = self.endpoints.standings.write().failed(&self.endpoint, now);
+        let standings = &self.endpoints.standings;
+        let out_for = standings.change(|standings| standings.failed(&self.endpoint, now));
         if let Some(out_for) = out_for {
             let Endpoint { workload, port } = &self.endpoint;
             warn!(endpoint = %workload, port, ?out_for, error = %failure, "endpoint fails to connect and is avoided");
@@ -242,6 +269,6 @@ impl Using {
 
 impl Drop for Using {
     fn drop(&mut self) {
-        self.endpoints.standings.write().ended(&self.endpoint);
+        self.carried.fetch_sub(1, Ordering::Relaxed);
     }
 }

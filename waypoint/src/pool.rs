@@ -193,3 +193,6 @@ impl HttpPool {
         inner.next
     }
 }
+
+#[cfg(test)]
+mod tests;

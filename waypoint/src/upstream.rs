@@ -95,7 +95,7 @@ pub async fn connect(
             (Err(refusal), None) => return Err(refusal),
         };
         let endpoint = chosen.endpoint();
-        let using = waypoint.endpoints.begin(endpoint.clone());
+        let using = waypoint.endpoints.begin(&observed, endpoint.clone());
         let reached = async {
             let own = waypoint.own.address;
             let chosen = waypoint.hostnames.settle(chosen, own).await?;

@@ -65,7 +65,7 @@ pub struct Failing {
 }
 
 /// All endpoints that carry a connection or failed lately.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Standings {
     back_off: BackOff,
     /// Never zero. As many as there are open connections, at most.
@@ -93,6 +93,11 @@ impl Standings {
         self.failing.is_empty()
     }
 
+    /// Whether it failed lately, and may have to be forgiven.
+    pub fn is_failing(&self, endpoint: &Endpoint) -> bool {
+        self.failing.contains_key(endpoint)
+    }
+
     /// Connections to the endpoint that are open or being opened.
     pub fn load(&self, endpoint: &Endpoint) -> u32 {
         self.open.get(endpoint).copied().unwrap_or_default()
@@ -101,6 +106,11 @@ impl Standings {
     /// An attempt begins; [`Self::ended`] must follow it once.
     pub fn began(&mut self, endpoint: &Endpoint, now: Instant) {
         *self.open.entry(endpoint.clone()).or_default() += 1;
+        self.tried(endpoint, now);
+    }
+
+    /// An attempt begins, whose load is counted elsewhere.
+    pub fn tried(&mut self, endpoint: &Endpoint, now: Instant) {
         if let Some(failing) = self.failing.get_mut(endpoint)
             && failing.until <= now
         {
@@ -148,6 +158,13 @@ impl Standings {
         self.failing.remove(endpoint).is_some()
     }
 
+    /// Forgets those that nobody has tried for long, as they may be gone; call it now and then.
+    pub fn forget(&mut self, now: Instant) {
+        let forget = self.back_off.forget;
+        self.failing
+            .retain(|_, failing| now < failing.until + forget);
+    }
+
     /// The endpoints that are out now.
     pub fn out(&self, now: Instant) -> impl Iterator<Item = (&Endpoint, &Failing)> {
         let failing = self.failing.iter();
@@ -155,14 +172,11 @@ impl Standings {
     }
 
     fn make_room(&mut self, now: Instant) {
-        let BackOff {
-            forget, remembered, ..
-        } = self.back_off;
+        let remembered = self.back_off.remembered;
         if self.failing.len() < remembered {
             return;
         }
-        self.failing
-            .retain(|_, failing| now < failing.until + forget);
+        self.forget(now);
         while self.failing.len() >= remembered.max(1) {
             let first_back = self.failing.iter().min_by_key(|(_, failing)| failing.until);
             let Some(endpoint) = first_back.map(|(endpoint, _)| endpoint.clone()) else {

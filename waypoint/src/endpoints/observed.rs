@@ -5,7 +5,7 @@
 //! endpoint for the next attempt, and whether there may be one. The figures are `resilience`'s; this is what keeps them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use mesh::balance::{self, PortRule, Upstream};
@@ -14,6 +14,8 @@ use parking_lot::Mutex;
 use rand::Rng;
 use tokio::sync::Notify;
 
+use super::carried::Carried;
+use super::snapshot::Snapshot;
 use crate::resilience::hash::Key;
 use crate::resilience::limits::{Limits, Overflow, UnderWay, Work};
 use crate::resilience::load::Loads;
@@ -26,22 +28,28 @@ use crate::session::Pin;
 /// What an answer with an error counts as at least: who fails quickly is no quick endpoint.
 const FAILED: Duration = Duration::from_secs(1);
 
+/// Workers meet here for every request, so that each finds its figures without waiting for another; only an error, or the
+/// first answer after one, waits for its turn.
 #[derive(Default)]
 pub struct Observed {
-    inner: Mutex<Inner>,
+    endpoints: Snapshot<Settled>,
+    carried: Arc<Carried>,
+    /// With who was put out last.
+    out: Snapshot<Outliers>,
+    /// With every error.
+    outliers: Mutex<Outliers>,
+    under_way: UnderWay,
+    turn: AtomicU64,
     /// Requests that wait for a connection's place.
     queued: AtomicU32,
     room: Notify,
 }
 
+/// The endpoints, as of one generation of the store.
 #[derive(Default)]
-struct Inner {
-    outliers: Outliers,
+struct Settled {
+    generation: Option<u64>,
     loads: Loads,
-    under_way: UnderWay,
-    turn: u64,
-    /// The generation of the store that the endpoints were last taken from.
-    settled: Option<u64>,
 }
 
 /// Work that is under way until this is dropped.
@@ -61,24 +69,38 @@ pub struct Asked<'a> {
 }
 
 impl Observed {
+    /// Of a destination whose endpoints carry what is counted there.
+    pub(super) fn new(carried: &Arc<Carried>) -> Self {
+        Self {
+            carried: Arc::clone(carried),
+            ..Self::default()
+        }
+    }
+
+    /// By which is counted what an endpoint carries.
+    pub(super) fn counter(&self, endpoint: &Endpoint) -> Arc<AtomicU32> {
+        match self.endpoints.read().loads.of(endpoint) {
+            Some(load) => Arc::clone(load.counter()),
+            None => self.carried.of(endpoint),
+        }
+    }
+
     /// More work of a kind.
     ///
     /// # Errors
     /// If there is as much as may be.
     pub fn begin(self: &Arc<Self>, work: Work, limits: &Limits) -> Result<Begun, Overflow> {
-        self.inner.lock().under_way.begin(work, limits)?;
+        self.under_way.begin(work, limits)?;
         Ok(self.begun(work))
     }
 
     /// One more retry; none where the budget, or the limit, allows no more.
     pub fn retry(self: &Arc<Self>, policy: &TrafficPolicy) -> Option<Begun> {
-        let under_way = &mut self.inner.lock().under_way;
-        let (requests, retries) = (under_way.count(Work::Request), under_way.count(Work::Retry));
-        if !policy.budget.allows(requests, retries) {
-            return None;
-        }
-        under_way.begin(Work::Retry, &policy.limits).ok()?;
-        Some(self.begun(Work::Retry))
+        let requests = self.under_way.count(Work::Request);
+        let most = policy.limits.of(Work::Retry);
+        let may = |retries| retries < most && policy.budget.allows(requests, retries);
+        let may = self.under_way.begin_if(Work::Retry, may);
+        may.then(|| self.begun(Work::Retry))
     }
 
     fn begun(self: &Arc<Self>, work: Work) -> Begun {
@@ -106,29 +128,35 @@ impl Observed {
             policy,
             ..
         } = asked;
-        let mut inner = self.inner.lock();
-        if inner.settled != Some(store.generation()) {
-            inner.settled = Some(store.generation());
-            let rule = PortRule::Defined;
-            // Who is not ready is not there: when it is, it is new.
-            let ready = balance::permitted(store, service, source, port, rule, &[]);
-            let ready = ready.unwrap_or_default();
-            inner
-                .loads
-                .settle(ready.iter().map(balance::endpoint), seen.now);
-        }
-        inner.turn = inner.turn.wrapping_add(1);
+        let generation = Some(store.generation());
+        let settled = self.endpoints.settled(
+            |settled| settled.generation == generation,
+            |before| {
+                let rule = PortRule::Defined;
+                // Who is not ready is not there: when it is, it is new.
+                let ready = balance::permitted(store, service, source, port, rule, &[]);
+                let ready = ready.unwrap_or_default();
+                let ready = ready.iter().map(balance::endpoint);
+                let carried = |endpoint: &Endpoint| self.carried.of(endpoint);
+                Settled {
+                    generation,
+                    loads: before.loads.settle(ready, carried, seen.now),
+                }
+            },
+        );
+        let out = self.out.read();
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let strategy = match (&policy.balancing, asked.key) {
             (Balancing::Hash(_), Some(key)) => Strategy::Hash(key),
             (Balancing::PeakEwma | Balancing::Hash(_), _) => Strategy::PeakEwma,
             (Balancing::LeastRequest, _) => Strategy::LeastRequest,
-            (Balancing::RoundRobin, _) => Strategy::RoundRobin(inner.turn),
+            (Balancing::RoundRobin, _) => Strategy::RoundRobin(turn),
             (Balancing::Random, _) => Strategy::Random,
         };
         let observed = pick::Observed {
             seen,
-            outliers: &inner.outliers,
-            loads: &inner.loads,
+            outliers: &out,
+            loads: &settled.loads,
             slow_start: policy.slow_start,
             least_well: policy.outliers.least_well,
             members: policy.members.as_deref(),
@@ -159,17 +187,35 @@ impl Observed {
             // It has seen nothing of the request.
             Outcome::NotConnected | Outcome::NotProcessed => return None,
         };
-        let inner = &mut *self.inner.lock();
-        inner.loads.answered(endpoint, took, now);
-        let of = inner.loads.count();
-        let outliers = &mut inner.outliers;
-        outliers.ended(&policy.outliers, endpoint, outcome, of, now)
+        let settled = self.endpoints.read();
+        let loads = &settled.loads;
+        let load = loads.of(endpoint);
+        loads.answered(endpoint, took, now);
+        let erred = load.is_some_and(|load| load.errs.load(Ordering::Relaxed));
+        if !erred && !Outliers::counts(&policy.outliers, outcome) {
+            return None;
+        }
+        let mut outliers = self.outliers.lock();
+        let of = loads.count();
+        let out_for = outliers.ended(&policy.outliers, endpoint, outcome, of, now);
+        if let Some(load) = load {
+            load.errs.store(outliers.errs(endpoint), Ordering::Relaxed);
+        }
+        if out_for.is_some() {
+            self.out.change(|out| *out = outliers.clone());
+        }
+        out_for
+    }
+
+    /// Forgets endpoints of which nothing was heard for long; call it now and then.
+    pub fn expire(&self, now: Instant) {
+        self.outliers.lock().expire(now);
     }
 
     /// Who is left alone because of its errors, and for how long yet.
     pub fn out(&self, now: Instant) -> Vec<(Endpoint, Duration)> {
-        let inner = self.inner.lock();
-        let out = inner.outliers.out(now);
+        let outliers = self.out.read();
+        let out = outliers.out(now);
         out.map(|(endpoint, until)| (endpoint.clone(), until.duration_since(now)))
             .collect()
     }
@@ -211,7 +257,7 @@ impl Drop for Queued<'_> {
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        self.observed.inner.lock().under_way.end(self.work);
+        self.observed.under_way.end(self.work);
         if self.work == Work::Connection {
             self.observed.made_room();
         }

@@ -311,7 +311,9 @@ impl Attempts<'_> {
             [] => Err(failure),
             _ => choose(&[]),
         })?;
-        let using = waypoint.endpoints.begin(chosen.endpoint());
+        let using = waypoint
+            .endpoints
+            .begin(&self.target.observed, chosen.endpoint());
         Ok((chosen, using))
     }
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How much of a service's work may be under way at a time; what is beyond is refused at once, so that it doesn't pile up.
 //!
-//! In: work that begins and ends. Out: whether it may, or which limit is reached.
+//! In: work that begins and ends, on whichever thread. Out: whether it may, or which limit is reached.
+
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,9 +53,9 @@ pub struct Overflow {
 }
 
 /// What is under way.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct UnderWay {
-    counts: [u32; 4],
+    counts: [AtomicU32; 4],
 }
 
 impl UnderWay {
@@ -61,30 +63,37 @@ impl UnderWay {
     ///
     /// # Errors
     /// If there are as many as there may be; then none has begun.
-    pub fn begin(&mut self, work: Work, limits: &Limits) -> Result<(), Overflow> {
+    pub fn begin(&self, work: Work, limits: &Limits) -> Result<(), Overflow> {
         let most = limits.of(work);
-        let count = &mut self.counts[work as usize];
-        if *count >= most {
-            return Err(Overflow { work, most });
+        match self.begin_if(work, |count| count < most) {
+            true => Ok(()),
+            false => Err(Overflow { work, most }),
         }
-        *count += 1;
-        Ok(())
+    }
+
+    /// One more begins, if that is right for as many as there are. Says whether it has; then [`Self::end`] must follow it
+    /// once.
+    pub fn begin_if(&self, work: Work, is_right: impl Fn(u32) -> bool) -> bool {
+        let one_more = |count| is_right(count).then(|| count + 1);
+        self.counts[work as usize]
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more)
+            .is_ok()
     }
 
     /// One of them ends.
-    pub fn end(&mut self, work: Work) {
-        let count = &mut self.counts[work as usize];
-        *count = count.saturating_sub(1);
+    pub fn end(&self, work: Work) {
+        self.counts[work as usize].fetch_sub(1, Ordering::AcqRel);
     }
 
     /// How many there are.
     pub fn count(&self, work: Work) -> u32 {
-        self.counts[work as usize]
+        self.counts[work as usize].load(Ordering::Acquire)
     }
 }
 
 impl Limits {
-    fn of(&self, work: Work) -> u32 {
+    /// Most of a kind.
+    pub fn of(&self, work: Work) -> u32 {
         match work {
             Work::Connection => self.connections,
             Work::Waiting => self.waiting,
@@ -116,7 +125,7 @@ mod tests {
             waiting: 0,
             ..Limits::default()
         };
-        let mut under_way = UnderWay::default();
+        let under_way = UnderWay::default();
         assert_eq!(under_way.begin(Work::Request, &limits), Ok(()));
         assert_eq!(under_way.begin(Work::Request, &limits), Ok(()));
         let refused = under_way.begin(Work::Request, &limits).unwrap_err();
@@ -133,5 +142,29 @@ mod tests {
         assert_eq!(under_way.begin(Work::Retry, &limits), Ok(()));
         under_way.end(Work::Request);
         assert_eq!(under_way.begin(Work::Request, &limits), Ok(()));
+    }
+
+    #[test]
+    fn no_more_begin_than_may_whoever_begins_them() {
+        let (under_way, begun) = (UnderWay::default(), AtomicU32::new(0));
+        let limits = Limits {
+            requests: 7,
+            ..Limits::default()
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..1000 {
+                        if under_way.begin(Work::Request, &limits).is_ok() {
+                            let others = begun.fetch_add(1, Ordering::SeqCst);
+                            assert!(others < 7, "{others}");
+                            begun.fetch_sub(1, Ordering::SeqCst);
+                            under_way.end(Work::Request);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(under_way.count(Work::Request), 0);
     }
 }

@@ -58,7 +58,7 @@ enum Blame {
 }
 
 /// The endpoints of one service.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Outliers {
     suspects: HashMap<Endpoint, Suspect>,
 }
@@ -71,7 +71,12 @@ struct Suspect {
     /// How often it was out.
     times: u32,
     until: Option<Instant>,
+    /// When nothing of it need be known any more, unless it errs again.
+    forgotten: Instant,
 }
+
+/// Errors that are so far apart are not in a row.
+const APART: Duration = Duration::from_secs(600);
 
 impl Outliers {
     /// An attempt ended. Says for how long its endpoint is out now, if this put it out. `of` so many endpoints.
@@ -97,7 +102,9 @@ impl Outliers {
             any: 0,
             times: 0,
             until: None,
+            forgotten: now + APART,
         });
+        suspect.forgotten = suspect.forgotten.max(now + APART);
         if suspect.is_out(now) {
             // It began before.
             return None;
@@ -120,6 +127,7 @@ impl Outliers {
             .saturating_mul(suspect.times)
             .min(policy.longest);
         suspect.until = Some(now + out_for);
+        suspect.forgotten = now + out_for + policy.longest;
         Some(out_for)
     }
 
@@ -136,6 +144,22 @@ impl Outliers {
         if is_well {
             self.suspects.remove(endpoint);
         }
+    }
+
+    /// Whether its last answer was an error that counts.
+    pub fn errs(&self, endpoint: &Endpoint) -> bool {
+        let suspect = self.suspects.get(endpoint);
+        suspect.is_some_and(|suspect| suspect.gateway > 0 || suspect.any > 0)
+    }
+
+    /// Whether an answer is an error that counts.
+    pub fn counts(policy: &Policy, outcome: Outcome) -> bool {
+        Blame::of(outcome).is_some_and(|blame| policy.counts(blame))
+    }
+
+    /// Forgets those of whom nothing was heard for long, as they may be gone; call it now and then.
+    pub fn expire(&mut self, now: Instant) {
+        self.suspects.retain(|_, suspect| now < suspect.forgotten);
     }
 
     /// Whether it is to be left alone.

@@ -54,11 +54,11 @@ pub struct Asked<'a> {
 /// What was seen of the service's endpoints.
 #[derive(Debug, Clone, Copy)]
 pub struct Observed<'a> {
-    /// What `mesh` goes by: who fails to connect, who carries how much, what was tried, the time.
+    /// What `mesh` goes by: who fails to connect, what was tried, the time.
     pub seen: Seen<'a>,
     /// Who answers with errors.
     pub outliers: &'a Outliers,
-    /// Who answers how soon, and is how new.
+    /// Who carries how much, answers how soon, and is how new.
     pub loads: &'a Loads,
     /// What new endpoints get.
     pub slow_start: SlowStart,
@@ -169,16 +169,12 @@ fn choose<'s>(
     };
     match strategy {
         Strategy::LeastRequest => {
-            let load = |candidate: &Candidate<'_>| {
-                u64::from(seen.standings.load(&balance::endpoint(candidate)))
-            };
+            let load =
+                |candidate: &Candidate<'_>| u64::from(loads.carried(&balance::endpoint(candidate)));
             balance::draw(candidates, weight, load, rng)
         }
         Strategy::PeakEwma => {
-            let load = |candidate: &Candidate<'_>| {
-                let endpoint = balance::endpoint(candidate);
-                loads.cost(&endpoint, seen.standings.load(&endpoint))
-            };
+            let load = |candidate: &Candidate<'_>| loads.cost(&balance::endpoint(candidate));
             balance::draw(candidates, weight, load, rng)
         }
         Strategy::RoundRobin(turn) => {

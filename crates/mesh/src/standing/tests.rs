@@ -48,6 +48,18 @@ fn a_crowd_that_fails_together_is_one_failure() {
 }
 
 #[test]
+fn who_is_not_tried_any_more_is_forgotten() {
+    let mut standings = Standings::new(BACK_OFF);
+    let (a, start) = (endpoint("a"), Instant::now());
+    standings.failed(&a, start);
+    assert!(standings.is_failing(&a));
+    standings.forget(start + seconds(101));
+    assert!(standings.is_failing(&a));
+    standings.forget(start + seconds(102));
+    assert!(!standings.is_failing(&a) && standings.all_trusted());
+}
+
+#[test]
 fn one_attempt_at_a_time_is_made_on_trial() {
     let mut standings = Standings::new(BACK_OFF);
     let (a, start) = (endpoint("a"), Instant::now());

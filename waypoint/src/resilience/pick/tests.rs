@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use http::HeaderMap;
@@ -71,8 +72,12 @@ fn mesh(endpoints: &[&str]) -> Mesh {
     }
     let service = store.service("shop", HOST).unwrap().clone();
     let now = Instant::now();
-    let mut loads = Loads::default();
-    loads.settle(endpoints.iter().map(|name| at(name)), now);
+    let loads = Loads::default();
+    let loads = loads.settle(
+        endpoints.iter().map(|name| at(name)),
+        |_| Arc::default(),
+        now,
+    );
     Mesh {
         store,
         service,
@@ -99,6 +104,11 @@ impl Mesh {
             .outliers
             .ended(&policy, &at(name), Outcome::Status(503), 100, self.now);
         assert!(out.is_some());
+    }
+
+    fn carry(&self, name: &str, requests: u32) {
+        let load = self.loads.of(&at(name)).unwrap();
+        load.counter().store(requests, Ordering::Relaxed);
     }
 
     fn pick(
@@ -260,25 +270,21 @@ fn turns_are_shared_evenly_and_by_weight() {
 
 #[test]
 fn the_less_busy_of_two_is_taken() {
-    let mut mesh = mesh(&["a", "b"]);
-    for _ in 0..3 {
-        mesh.standings.began(&at("a"), mesh.now);
-    }
+    let mesh = mesh(&["a", "b"]);
+    mesh.carry("a", 3);
     assert_eq!(mesh.names(Strategy::LeastRequest), "b");
 }
 
 #[test]
 fn the_quicker_of_two_is_taken() {
-    let mut mesh = mesh(&["a", "b"]);
+    let mesh = mesh(&["a", "b"]);
     mesh.loads
         .answered(&at("a"), Duration::from_millis(200), mesh.now);
     mesh.loads
         .answered(&at("b"), Duration::from_millis(10), mesh.now);
     assert_eq!(mesh.names(Strategy::PeakEwma), "b");
     // Until it has so much that the slow one answers sooner.
-    for _ in 0..30 {
-        mesh.standings.began(&at("b"), mesh.now);
-    }
+    mesh.carry("b", 30);
     assert_eq!(mesh.names(Strategy::PeakEwma), "a");
 }
 
@@ -303,7 +309,8 @@ fn new_endpoints_begin_with_little() {
     let mut mesh = mesh(&["a", "b"]);
     mesh.slow_start.window = Duration::from_secs(100);
     mesh.store.upsert_workload(workload("new"));
-    mesh.loads.settle(["a", "b", "new"].map(at), mesh.now);
+    let all = ["a", "b", "new"].map(at);
+    mesh.loads = mesh.loads.settle(all, |_| Arc::default(), mesh.now);
     // Equally busy all along, so that weight decides who is of the two.
     let early = mesh.picks(Strategy::LeastRequest)["new"];
     mesh.now += Duration::from_secs(100);
