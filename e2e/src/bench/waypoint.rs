@@ -12,6 +12,7 @@ mod ground;
 mod results;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Args;
@@ -32,7 +33,7 @@ pub struct Plan {
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
     /// So many connections at a time, each with one request after the other
-    #[arg(long, value_delimiter = ',', default_value = "16,64,256")]
+    #[arg(long, value_delimiter = ',', default_value = "16,64,256,2000")]
     connections: Vec<usize>,
     /// A crowd of connections, to be measured and held for its memory; 0: none
     #[arg(long, default_value_t = 15_000)]
@@ -46,7 +47,7 @@ pub struct Plan {
     /// Leave Envoy out
     #[arg(long, conflicts_with = "envoy")]
     no_envoy: bool,
-    /// Print the raw numbers of every round
+    /// Print the raw numbers of every round, in place of the tables
     #[arg(long)]
     json: bool,
     /// Use the programs in this folder and build nothing
@@ -74,6 +75,12 @@ pub fn run(plan: &Plan, environment: &Environment) -> Result<bool> {
             "without Envoy: no --envoy, $ENVOY names none and none is on the path, or it is not wanted"
         );
     }
+    let contestants = 1 + usize::from(envoy.is_some());
+    let minutes = (plan.takes(contestants).as_secs_f64() / 60.0).ceil();
+    eprintln!(
+        "{contestants} to be measured, {} rounds: this takes about {minutes} min",
+        plan.rounds
+    );
     let mut ground = Ground::start(environment, &programs, envoy)?;
     let mut samples = Vec::new();
     let mut memory = remember(&ground, "idle")?;
@@ -125,6 +132,37 @@ pub fn run(plan: &Plan, environment: &Environment) -> Result<bool> {
     Ok(results.is_sound())
 }
 
+/// How long a crowd is at work at least: its first requests alone, for which connections have to be made, take seconds.
+const CROWD_SECONDS: f64 = 10.0;
+
+/// Connections, one after the other, that are opened in a second, with their requests and without, by a slow machine.
+const OPENED: f64 = 2000.0;
+
+/// What else takes time: to start all, and to do so once more with many routes.
+const START: f64 = 20.0;
+
+impl Plan {
+    /// How long so many connections are at work, in seconds.
+    fn seconds(&self, connections: usize) -> f64 {
+        match connections == self.crowd {
+            true => self.seconds.max(CROWD_SECONDS),
+            false => self.seconds,
+        }
+    }
+
+    /// How long it takes to measure all, about.
+    fn takes(&self, contestants: usize) -> Duration {
+        let work = |connections: usize| self.seconds(connections) + connections as f64 / OPENED;
+        let crowd = (self.crowd > 0).then_some(self.crowd);
+        let many = (self.routes > 0).then_some(MANY_WORTH);
+        let works = self.connections.iter().copied().chain(crowd).chain(many);
+        let rounds = self.rounds as f64 * works.map(work).sum::<f64>();
+        let held = self.crowd as f64 / OPENED;
+        let starts = START * if self.routes > 0 { 2.0 } else { 1.0 };
+        Duration::from_secs_f64(starts + contestants as f64 * (rounds + held))
+    }
+}
+
 fn remember(ground: &Ground, when: &str) -> Result<Vec<Memory>> {
     let each = ground.contestants().into_iter();
     each.map(|contestant| {
@@ -148,7 +186,8 @@ fn measure(
     for index in 0..contestants.len() {
         // Neither is always the first.
         let contestant = contestants[(index + round) % contestants.len()];
-        let (done, processor) = ground.measure(contestant, connections, plan.seconds)?;
+        let seconds = plan.seconds(connections);
+        let (done, processor) = ground.measure(contestant, connections, seconds)?;
         let sample = Sample {
             contestant: contestant.into(),
             connections,
@@ -173,4 +212,32 @@ fn measure(
         samples.push(sample);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        plan: Plan,
+    }
+
+    #[test]
+    fn how_long_it_takes_follows_from_what_is_asked_for() {
+        let takes = |arguments: &[&str], contestants| {
+            let all = ["bench"].iter().chain(arguments);
+            let command = Command::try_parse_from(all).unwrap();
+            command.plan.takes(contestants).as_secs()
+        };
+        let one = ["--rounds", "1", "--seconds", "2", "--connections", "2000"];
+        let little = [&one[..], &["--crowd", "0", "--routes", "0"]].concat();
+        assert_eq!((takes(&little, 1), takes(&little, 2)), (23, 26));
+        let crowd = [&one[..], &["--crowd", "16000", "--routes", "0"]].concat();
+        assert_eq!(takes(&crowd, 1), 23 + 18 + 8);
+        assert!(takes(&[], 2) < 20 * 60, "{}", takes(&[], 2));
+    }
 }
