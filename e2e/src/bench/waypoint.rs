@@ -84,6 +84,15 @@ pub fn run(plan: &Plan, environment: &Environment) -> Result<bool> {
     let mut ground = Ground::start(environment, &programs, envoy)?;
     let mut samples = Vec::new();
     let mut memory = remember(&ground, "idle")?;
+    if plan.crowd > 0 {
+        // Before anything was at work, so that it is the crowd that is seen and not what work has left.
+        let held = ground.hold(plan.crowd)?.into_iter();
+        memory.extend(held.map(|(contestant, bytes)| Memory {
+            contestant,
+            when: format!("{} connections", plan.crowd),
+            bytes,
+        }));
+    }
     for round in 0..plan.rounds {
         for connections in &plan.connections {
             measure(plan, &ground, (*connections, 1, round), &mut samples)?;
@@ -93,16 +102,6 @@ pub fn run(plan: &Plan, environment: &Environment) -> Result<bool> {
         for round in 0..plan.rounds {
             measure(plan, &ground, (plan.crowd, 1, round), &mut samples)?;
         }
-        memory.extend(
-            ground
-                .hold(plan.crowd)?
-                .into_iter()
-                .map(|(contestant, bytes)| Memory {
-                    contestant,
-                    when: format!("{} connections", plan.crowd),
-                    bytes,
-                }),
-        );
     }
     if plan.routes > 0 {
         ground.add_routes(plan.routes)?;

@@ -37,6 +37,8 @@ const REQUEST: &[u8] = b"GET /sixty-four HTTP/1.1\r\nHost: bench.example\r\nAcce
 const MOST_ERRORS: u64 = 1000;
 /// How long anything may take that should take a moment.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How long after something failed it is tried again.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// An HTTP response with a body of 64 bytes.
 fn response() -> Vec<u8> {
@@ -127,14 +129,14 @@ fn say(done: &Done) -> Result<()> {
 }
 
 async fn work(load: &Load) -> Result<Done> {
-    let mut ready = Vec::new();
-    for _ in 0..load.connections {
-        ready.push(match load.kind {
-            // Each of its connections is part of the work.
-            Kind::Connect => None,
-            _ => Some(connect(load.target).await?),
-        });
-    }
+    let (ready, errors) = match load.kind {
+        // Each of its connections is part of the work.
+        Kind::Connect => ((0..load.connections).map(|_| None).collect(), 0),
+        _ => {
+            let (open, errors) = open_all(load, || connect(load.target)).await?;
+            (open.into_iter().map(Some).collect::<Vec<_>>(), errors)
+        }
+    };
     let began = Instant::now();
     let until = began + Duration::from_secs_f64(load.seconds);
     let mut running = JoinSet::new();
@@ -142,7 +144,10 @@ async fn work(load: &Load) -> Result<Done> {
         let load = load.clone();
         running.spawn_local(async move { one(&load, socket, until).await });
     }
-    let mut all = Part::default();
+    let mut all = Part {
+        errors,
+        ..Part::default()
+    };
     while let Some(part) = running.join_next().await {
         all.add(part.context("a client panicked")??);
     }
@@ -231,13 +236,16 @@ async fn one(load: &Load, socket: Option<TcpStream>, until: Instant) -> Result<P
             let mut had = Vec::new();
             while Instant::now() < until {
                 let began = Instant::now();
-                match timeout(PATIENCE, requests::ask(&mut socket, &mut had)).await? {
-                    Ok(()) => part.took(began),
-                    // What failed is told, and what else is measured goes on.
-                    Err(_) => {
+                match timeout(PATIENCE, requests::ask(&mut socket, &mut had)).await {
+                    Ok(Ok(())) => part.took(began),
+                    // What failed or took too long is told, and what else is measured goes on.
+                    _ => {
                         part.errors += 1;
                         had.clear();
-                        socket = connect(load.target).await?;
+                        match connect(load.target).await {
+                            Ok(anew) => socket = anew,
+                            Err(_) => tokio::time::sleep(PAUSE).await,
+                        }
                     }
                 }
             }
@@ -274,22 +282,31 @@ async fn visit(target: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// Opens connections, says so, and holds them until the input ends. What fails is opened again, and counted: proxies may
-/// still be busy with the end of an earlier crowd.
-async fn idle(load: &Load) -> Result<()> {
-    let began = Instant::now();
+/// Opens a load's connections, one after the other. What fails is opened again, and counted: proxies may still be busy with
+/// the end of an earlier crowd.
+async fn open_all<O: Future<Output = Result<TcpStream>>>(
+    load: &Load,
+    open: impl Fn() -> O,
+) -> Result<(Vec<TcpStream>, u64)> {
     let mut held = Vec::with_capacity(load.connections);
     let mut errors = 0;
     while held.len() < load.connections {
-        match timeout(PATIENCE, open(load)).await? {
+        match timeout(PATIENCE, open()).await? {
             Ok(socket) => held.push(socket),
             Err(error) => {
                 errors += 1;
                 ensure!(errors < MOST_ERRORS, "{errors} of them failed: {error:#}");
-                tokio::time::sleep(Duration::from_millis(10)).await;
+                tokio::time::sleep(PAUSE).await;
             }
         }
     }
+    Ok((held, errors))
+}
+
+/// Opens connections, says so, and holds them until the input ends.
+async fn idle(load: &Load) -> Result<()> {
+    let began = Instant::now();
+    let (held, errors) = open_all(load, || open(load)).await?;
     say(&Done {
         units: held.len() as u64,
         seconds: began.elapsed().as_secs_f64(),
