@@ -153,7 +153,14 @@ pub fn sync_set(table: &str, set: Set, members: &Members) -> Result<Changed, Nft
         .iter()
         .filter(|(ip, _)| Family::of(**ip) == set.family)
         .collect();
-    let found = read_set(table, set)?;
+    let mut found = read_set(table, set)?;
+    if !found
+        .iter()
+        .eq(wanted.iter().map(|(ip, owner)| (*ip, *owner)))
+    {
+        // A dump that meets the kernel growing the set's hash table leaves elements out; another one has them.
+        found.append(&mut read_set(table, set)?);
+    }
     let stale: Vec<_> = found
         .iter()
         .filter(|(ip, owner)| wanted.get(ip) != Some(owner))

@@ -129,6 +129,26 @@ fn ztunnel_reaches_the_application_from_the_peers_address() {
     assert_nobody_came(&outbound);
 }
 
+#[test]
+fn what_a_nested_machine_sends_is_captured_whatever_its_port() {
+    let pair = Pair::new();
+    let nested = PodOptions {
+        outbound_interfaces: vec!["eth0".into()],
+        ..options()
+    };
+    program::apply(&pair.pod, &pod_plan(&nested)).unwrap();
+    let outbound = proxy(&pair.pod, 15001);
+    for family in FAMILIES {
+        for port in [8080, 15008] {
+            let target = at(pod_ip(family), port);
+            let mut client = connect(&pair.node, target).unwrap();
+            let (mut served, _) = accept(&outbound);
+            assert_eq!(original_dst(&served).unwrap(), target);
+            assert_talk(&mut client, &mut served);
+        }
+    }
+}
+
 /// Peers draw their ports for each destination on its own, so that one serves towards many.
 #[test]
 fn one_port_of_a_peer_reaches_several_ports_of_a_pod() {

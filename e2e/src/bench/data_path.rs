@@ -45,8 +45,8 @@ pub struct Plan {
     /// Leave Envoy out, even if $ENVOY names it or it is on the path
     #[arg(long)]
     no_envoy: bool,
-    /// Connections that are held for their memory; 0: none
-    #[arg(long, default_value_t = 5000)]
+    /// Connections that are held for their memory, of one pod (a proxy takes a quarter of its descriptors of each); 0: none
+    #[arg(long, default_value_t = 2000)]
     idle: usize,
     /// How to print what came of it
     #[arg(long, value_enum, default_value = "table")]
