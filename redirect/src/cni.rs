@@ -15,6 +15,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -408,7 +409,7 @@ fn addresses(result: &Value) -> Result<Vec<PodIp>, CniError> {
                 interface: ip.get("interface").and_then(Value::as_i64),
                 address: PodAddress {
                     ip: network.addr(),
-                    mask: base64(&octets(network.netmask())),
+                    mask: BASE64.encode(octets(network.netmask())),
                 },
                 gateway: ip
                     .get("gateway")
@@ -425,24 +426,6 @@ fn octets(address: IpAddr) -> Vec<u8> {
         IpAddr::V4(v4) => v4.octets().to_vec(),
         IpAddr::V6(v6) => v6.octets().to_vec(),
     }
-}
-
-fn base64(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for chunk in bytes.chunks(3) {
-        let bits = chunk
-            .iter()
-            .fold(0u32, |bits, byte| bits << 8 | u32::from(*byte))
-            << (8 * (3 - chunk.len()));
-        for position in 0..4 {
-            text.push(match position <= chunk.len() {
-                true => char::from(ALPHABET[(bits >> (18 - 6 * position)) as usize & 63]),
-                false => '=',
-            });
-        }
-    }
-    text
 }
 
 fn asked_version(stdin: &[u8]) -> Option<String> {
@@ -463,13 +446,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    #[test]
-    fn masks_are_base64() {
-        assert_eq!(base64(&[255, 255, 255, 0]), "////AA==");
-        assert_eq!(base64(&[255, 255, 0]), "//8A");
-        assert_eq!(base64(&[255; 16]), "/////////////////////w==");
-    }
 
     proptest! {
         #[test]

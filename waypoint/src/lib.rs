@@ -37,7 +37,6 @@ pub mod tcp;
 pub mod http;
 pub mod request;
 
-pub mod base64;
 pub mod body;
 
 pub mod endpoints;

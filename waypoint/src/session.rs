@@ -11,6 +11,7 @@
 
 use std::time::Duration;
 
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use mesh::Endpoint;
 use proto::waypoint::SessionPersistence;
@@ -183,38 +184,16 @@ impl Pin {
         bytes[9..17].copy_from_slice(&self.endpoint.to_be_bytes());
         bytes[17..21].copy_from_slice(&self.begun.0.to_be_bytes());
         bytes[21..].copy_from_slice(&self.used.0.to_be_bytes());
-        let mut token = String::with_capacity(ENCODED);
-        for chunk in bytes.chunks(3) {
-            let mut group = [0; 4];
-            group[1..=chunk.len()].copy_from_slice(chunk);
-            let group = u32::from_be_bytes(group);
-            for place in 0..=chunk.len() {
-                let digit = group >> (18 - 6 * place) & 63;
-                token.push(char::from(DIGITS[digit as usize]));
-            }
-        }
-        token
+        BASE64.encode(bytes)
     }
 
     fn decode(token: &[u8]) -> Option<Self> {
+        // Bounds what is decoded; it takes one spelling of each.
         if token.len() != ENCODED {
             return None;
         }
-        let mut bytes = [0; LENGTH];
-        for (chunk, to) in token.chunks(4).zip(bytes.chunks_mut(3)) {
-            let mut group = 0;
-            for (place, digit) in chunk.iter().enumerate() {
-                let digit = DIGITS.iter().position(|known| known == digit)?;
-                group |= u32::try_from(digit).ok()? << (18 - 6 * place);
-            }
-            let [_, decoded @ ..] = group.to_be_bytes();
-            let (kept, rest) = decoded.split_at(to.len());
-            to.copy_from_slice(kept);
-            // One spelling each.
-            if rest.iter().any(|byte| *byte != 0) {
-                return None;
-            }
-        }
+        let bytes = BASE64.decode(token).ok()?;
+        let bytes: [u8; LENGTH] = bytes.try_into().ok()?;
         let long = |at: usize| Some(u64::from_be_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         let short = |at: usize| Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         (bytes[0] == VERSION).then_some(Self {
@@ -225,9 +204,6 @@ impl Pin {
         })
     }
 }
-
-/// RFC 4648 §5.
-const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 /// The same in every process of this version, so that clients stay when a waypoint restarts.
 fn hash(parts: &[&[u8]]) -> u64 {

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD as BASE64URL};
 use clap::Parser as _;
 use identity::{
     AuthenticatedChannel, ControlPlane, ControlPlaneConfig, RootSource, Secret, TokenSource,
@@ -202,25 +203,9 @@ fn jwks(key: &KeyPair) -> String {
     let (x, y) = der[der.len() - 64..].split_at(32);
     json!({"keys": [{
         "kty": "EC", "crv": "P-256", "alg": "ES256", "use": "sig", "kid": "lab",
-        "x": base64url(x), "y": base64url(y),
+        "x": BASE64URL.encode(x), "y": BASE64URL.encode(y),
     }]})
     .to_string()
-}
-
-fn base64url(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-    let mut text = String::new();
-    for chunk in bytes.chunks(3) {
-        let mut bits = 0_u32;
-        for i in 0..3 {
-            bits = bits << 8 | u32::from(chunk.get(i).copied().unwrap_or_default());
-        }
-        for i in 0..=chunk.len() {
-            let index = usize::try_from(bits >> (18 - 6 * i) & 63).expect("six bits");
-            text.push(char::from(ALPHABET[index]));
-        }
-    }
-    text
 }
 
 /// A discovery stream.

@@ -7,6 +7,7 @@
 //! HTTP/1.1 has, a GET.
 
 use aws_lc_rs::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use hbone::Stop;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
@@ -16,7 +17,6 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::copy_bidirectional;
 
-use crate::base64;
 use crate::exchange::Exchange;
 use crate::failure::Failure;
 use crate::hygiene::{self, Malformed};
@@ -84,7 +84,7 @@ impl Wish {
                 headers.insert(header::CONNECTION, UPGRADE);
                 headers.insert(header::UPGRADE, self.protocol.clone());
                 if matches!(self.by, By::Connect) {
-                    let key = base64::encode(&rand::random::<[u8; 16]>());
+                    let key = BASE64.encode(rand::random::<[u8; 16]>());
                     if let Ok(key) = HeaderValue::try_from(key) {
                         headers.insert(header::SEC_WEBSOCKET_KEY, key);
                     }
@@ -143,7 +143,7 @@ const ACCEPT: HeaderName = header::SEC_WEBSOCKET_ACCEPT;
 /// What shows a client that its key was understood (RFC 6455 §4.2.2).
 fn accept(key: &[u8]) -> String {
     let digest = digest(&SHA1_FOR_LEGACY_USE_ONLY, &[key, GUID].concat());
-    base64::encode(digest.as_ref())
+    BASE64.encode(digest)
 }
 
 pub(super) struct Upgraded {
