@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is spoken: versions, upgrades, trailers, bodies of any length, and bytes that are no HTTP.
+//! What is spoken: versions, trailers, bodies of any length, and bytes that are no HTTP.
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -185,46 +185,6 @@ async fn a_body_is_passed_on_while_it_comes() {
     let count = soon(stream.read(&mut said)).await.unwrap();
     let said = String::from_utf8_lossy(&said[..count]);
     assert!(said.starts_with("HTTP/1.1 200"), "{said}");
-}
-
-#[tokio::test]
-async fn a_websocket_becomes_bytes_both_ways() {
-    let mut world = World::new().await;
-    let listener = TcpListener::bind(("127.0.0.2", 0)).await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move {
-        let (mut socket, _) = listener.accept().await.unwrap();
-        let mut head = [0; 4096];
-        let count = socket.read(&mut head).await.unwrap();
-        let head = String::from_utf8_lossy(&head[..count]).to_lowercase();
-        assert!(head.contains("upgrade: websocket"), "{head}");
-        assert!(head.contains("connection: upgrade"), "{head}");
-        let said = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\nhello";
-        socket.write_all(said.as_bytes()).await.unwrap();
-        let (mut read, mut write) = socket.split();
-        let _ = tokio::io::copy(&mut read, &mut write).await;
-    });
-    let to = world.service("app", &[address]);
-    world.serve("app", Protocol::Http1, vec![]);
-    let mut stream = world.connect(to).await;
-    let head =
-        "GET /chat HTTP/1.1\r\nhost: app.shop\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\n";
-    stream.write_all(head.as_bytes()).await.unwrap();
-    let mut heard = Vec::new();
-    while !heard.ends_with(b"hello") {
-        assert_ne!(soon(stream.read_buf(&mut heard)).await.unwrap(), 0);
-    }
-    let heard = String::from_utf8_lossy(&heard).to_lowercase();
-    assert!(heard.starts_with("http/1.1 101"), "{heard}");
-    assert!(heard.contains("upgrade: websocket"), "{heard}");
-    stream.write_all(b"ping").await.unwrap();
-    let mut back = [0; 4];
-    soon(stream.read_exact(&mut back)).await.unwrap();
-    assert_eq!(&back, b"ping");
-    drop(stream);
-    world
-        .until_counted(&["istio_requests_total", "response_code=\"101\""])
-        .await;
 }
 
 #[tokio::test]

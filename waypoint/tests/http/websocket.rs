@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! WebSockets where one side speaks HTTP/2 and the other HTTP/1.1.
+//! WebSockets, over HTTP/1.1 and where one side or the other speaks HTTP/2.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -12,10 +12,17 @@ use hyper::ext::Protocol as Asked;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use proto::waypoint::Protocol;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use crate::harness::{World, soon};
+
+/// How a client of HTTP/1.1 asks.
+const HEAD: &str = "GET /chat HTTP/1.1\r\nhost: app.shop\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
+                    sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+/// How an application of HTTP/1.1 agrees.
+const SWITCHING: &str = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+                         sec-websocket-accept: x\r\nsec-websocket-protocol: chat\r\n\r\nhello";
 
 /// An HTTP/1.1 application that answers so, then says what it is told.
 async fn application(answer: &'static str) -> SocketAddr {
@@ -27,6 +34,7 @@ async fn application(answer: &'static str) -> SocketAddr {
             let count = socket.read(&mut head).await.unwrap();
             let head = String::from_utf8_lossy(&head[..count]).to_lowercase();
             assert!(head.starts_with("get /chat http/1.1"), "{head}");
+            assert!(head.contains("\r\nconnection: upgrade\r\n"), "{head}");
             assert!(head.contains("\r\nupgrade: websocket\r\n"), "{head}");
             assert!(head.contains("\r\nsec-websocket-version: 13\r\n"), "{head}");
             let key = head
@@ -39,6 +47,15 @@ async fn application(answer: &'static str) -> SocketAddr {
         }
     });
     address
+}
+
+/// Reads until it has heard this.
+async fn heard_to(end: &str, stream: &mut (impl AsyncRead + Unpin)) -> String {
+    let mut heard = Vec::new();
+    while !heard.ends_with(end.as_bytes()) {
+        assert_ne!(soon(stream.read_buf(&mut heard)).await.unwrap(), 0);
+    }
+    String::from_utf8(heard).unwrap()
 }
 
 /// Asks over HTTP/2.
@@ -61,11 +78,27 @@ async fn ask(world: &World, to: SocketAddr) -> Response<Incoming> {
 }
 
 #[tokio::test]
+async fn a_websocket_becomes_bytes_both_ways() {
+    let mut world = World::new().await;
+    let to = world.service("app", &[application(SWITCHING).await]);
+    world.serve("app", Protocol::Http1, vec![]);
+    let mut stream = world.connect(to).await;
+    stream.write_all(HEAD.as_bytes()).await.unwrap();
+    let heard = heard_to("hello", &mut stream).await.to_lowercase();
+    assert!(heard.starts_with("http/1.1 101"), "{heard}");
+    assert!(heard.contains("upgrade: websocket"), "{heard}");
+    stream.write_all(b"ping").await.unwrap();
+    assert_eq!(heard_to("ping", &mut stream).await, "ping");
+    drop(stream);
+    world
+        .until_counted(&["istio_requests_total", "response_code=\"101\""])
+        .await;
+}
+
+#[tokio::test]
 async fn a_client_of_http2_meets_an_application_of_http1() {
     let mut world = World::new().await;
-    let switching = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
-                     sec-websocket-accept: x\r\nsec-websocket-protocol: chat\r\n\r\nhello";
-    let to = world.service("app", &[application(switching).await]);
+    let to = world.service("app", &[application(SWITCHING).await]);
     world.serve("app", Protocol::Http1, vec![]);
     let mut response = ask(&world, to).await;
     assert_eq!(response.status(), 200, "{response:?}");
@@ -74,9 +107,7 @@ async fn a_client_of_http2_meets_an_application_of_http1() {
     let upgraded = soon(hyper::upgrade::on(&mut response)).await.unwrap();
     let mut stream = TokioIo::new(upgraded);
     stream.write_all(b"ping").await.unwrap();
-    let mut heard = [0; 9];
-    soon(stream.read_exact(&mut heard)).await.unwrap();
-    assert_eq!(&heard, b"helloping");
+    assert_eq!(heard_to("ping", &mut stream).await, "helloping");
     drop(stream);
     world
         .until_counted(&["istio_requests_total", "response_code=\"200\""])
@@ -126,19 +157,11 @@ async fn a_client_of_http1_meets_an_application_of_http2() {
     let to = world.service("app", &[address]);
     world.serve("app", Protocol::Http2, vec![]);
     let mut stream = world.connect(to).await;
-    let head = "GET /chat HTTP/1.1\r\nhost: app.shop\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
-                sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
-    stream.write_all(head.as_bytes()).await.unwrap();
-    let mut heard = Vec::new();
-    while !heard.ends_with(b"\r\n\r\n") {
-        assert_ne!(soon(stream.read_buf(&mut heard)).await.unwrap(), 0);
-    }
-    let heard = String::from_utf8(heard).unwrap();
+    stream.write_all(HEAD.as_bytes()).await.unwrap();
+    let heard = heard_to("\r\n\r\n", &mut stream).await;
     assert!(heard.starts_with("HTTP/1.1 101"), "{heard}");
     let accepted = "sec-websocket-accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=";
     assert!(heard.contains(accepted), "{heard}");
     stream.write_all(b"ping").await.unwrap();
-    let mut back = [0; 4];
-    soon(stream.read_exact(&mut back)).await.unwrap();
-    assert_eq!(&back, b"ping");
+    assert_eq!(heard_to("ping", &mut stream).await, "ping");
 }
