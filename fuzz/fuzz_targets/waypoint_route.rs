@@ -15,7 +15,7 @@ use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use waypoint::hygiene;
 use waypoint::path::{self, Normalization};
-use waypoint::route::{Answer, Forward, Here, Request, Service, Table};
+use waypoint::route::{Answer, Forward, Here, Reason, Request, Service, Table};
 use waypoint::session::UnixTime;
 
 const NOW: UnixTime = UnixTime(1_700_000_000);
@@ -132,8 +132,16 @@ fn asked(head: &[u8], service: Option<&Service>) {
                 Answer::Here(Here::Preflight { headers, .. }) => {
                     assert!(headers.contains_key("access-control-allow-origin"))
                 }
+                Answer::Here(Here::Direct {
+                    response, edits, ..
+                }) => {
+                    assert!((200..600).contains(&response.status.as_u16()));
+                    edits.apply(&mut HeaderMap::new());
+                }
                 Answer::Here(Here::Refuse { reason, .. }) => {
-                    assert!(reason.status().as_u16() >= 400 && !reason.flag().is_empty());
+                    let on_purpose = matches!(reason, Reason::Fault(_));
+                    assert!(on_purpose || reason.status().as_u16() >= 400);
+                    assert!(!reason.flag().is_empty());
                 }
             }
         }

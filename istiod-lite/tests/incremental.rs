@@ -300,26 +300,38 @@ fn virtual_service() -> impl Strategy<Value = Object> {
         host(),
         subset,
         clients,
+        one_of(&["hosts", "wildcard", "all", "leaves", "is left to"]),
     )
-        .prop_map(|(namespace, name, own, to, subset, clients)| {
+        .prop_map(|(namespace, name, own, to, subset, clients, role)| {
+            let mut spec = json!({
+                "hosts": [own, "a.example.com"],
+                "http": [{"match": [{"uri": {"prefix": "/a"}, "sourceNamespace": clients}],
+                          "route": [{"destination": {"host": to, "subset": subset}}]}],
+                "tcp": [{"route": [{"destination": {"host": own, "subset": subset}}]}],
+            });
+            match role {
+                "wildcard" => spec["hosts"] = json!(["*.example.com", "a.example.com"]),
+                "all" => spec["hosts"] = json!(["*"]),
+                "leaves" => {
+                    spec["http"] = json!([{"delegate": {"name": own, "namespace": clients}}])
+                }
+                "is left to" => spec = json!({"http": spec["http"], "exportTo": ["*"]}),
+                _ => {}
+            }
             object::<kinds::VirtualService>(json!({
-                "metadata": {"name": name, "namespace": namespace},
-                "spec": {
-                    "hosts": [own, "a.example.com"],
-                    "http": [{"match": [{"uri": {"prefix": "/a"}, "sourceNamespace": clients}],
-                              "route": [{"destination": {"host": to, "subset": subset}}]}],
-                    "tcp": [{"route": [{"destination": {"host": own, "subset": subset}}]}],
-                },
+                "metadata": {"name": name, "namespace": namespace}, "spec": spec,
             }))
         })
 }
 
 fn rule() -> impl Strategy<Value = Object> {
     let tls = one_of(&["DISABLE", "SIMPLE"]);
-    (namespace(), name(), host(), labels(), tls).prop_map(|(namespace, name, host, labels, tls)| {
+    let wild = one_of(&["", "", "*.example.com", "*"]);
+    let parts = (namespace(), name(), host(), labels(), tls, wild);
+    parts.prop_map(|(namespace, name, host, labels, tls, wild)| {
         object::<kinds::DestinationRule>(json!({
             "metadata": {"name": name, "namespace": namespace},
-            "spec": {"host": host, "subsets": [{"name": "one", "labels": labels}],
+            "spec": {"host": if wild.is_empty() { host } else { wild }, "subsets": [{"name": "one", "labels": labels}],
                      "trafficPolicy": {"loadBalancer": {"simple": "RANDOM"}, "tls": {"mode": tls}}},
         }))
     })

@@ -563,6 +563,59 @@ fn waypoint_rules_in_order() {
 }
 
 #[test]
+fn waypoint_answers_of_rules_themselves() {
+    use waypoint::fault::{Abort, Delay, abort::Status};
+    let share = Some(waypoint::Share {
+        numerator: 1,
+        denominator: 2,
+    });
+    let rule = waypoint::HttpRule {
+        fault: Some(waypoint::Fault {
+            delay: Some(Delay {
+                share,
+                duration: Some(prost_types::Duration {
+                    seconds: 3,
+                    nanos: 0,
+                }),
+            }),
+            abort: Some(Abort {
+                share,
+                status: Some(Status::Http(503)),
+            }),
+        }),
+        direct_response: Some(waypoint::DirectResponse {
+            status: 200,
+            body: b"b".to_vec(),
+        }),
+        ..Default::default()
+    };
+    check(
+        rule,
+        "4a 17 0a 0a 0a 04 08 01 10 02 12 02 08 03 | 12 09 0a 04 08 01 10 02 10 f7 03 | \
+         52 06 08 c8 01 12 01 62",
+    );
+    let abort = Abort {
+        share: None,
+        status: Some(Status::Grpc(14)),
+    };
+    check(abort, "18 0e");
+    let regex = waypoint::RegexRewrite {
+        pattern: text("p"),
+        substitution: text("s"),
+    };
+    let path = waypoint::PathRewrite {
+        kind: Some(waypoint::path_rewrite::Kind::Regex(regex)),
+    };
+    check(path, "1a 06 0a 01 70 12 01 73");
+    let cors = waypoint::Cors {
+        origin_patterns: vec![text("o")],
+        forward_preflights: true,
+        ..Default::default()
+    };
+    check(cors, "3a 01 6f 40 01");
+}
+
+#[test]
 fn waypoint_traffic_policies() {
     use waypoint::hash_key::From;
     use waypoint::load_balancer::Choice;
@@ -587,6 +640,7 @@ fn waypoint_traffic_policies() {
             base_ejection: seconds(3),
             max_percent: 4,
             min_health_percent: 5,
+            interval: seconds(6),
         }),
         limits: Some(waypoint::ConnectionLimits {
             connections: 1,
@@ -613,9 +667,9 @@ fn waypoint_traffic_policies() {
     };
     check(
         destination,
-        "18 50 | 2a 48 \
+        "18 50 | 2a 4c \
          0a 16 12 0c 12 0a 0a 01 63 12 01 70 1a 02 08 01 1a 06 0a 02 08 01 10 05 | \
-         12 0c 08 01 10 02 1a 02 08 03 20 04 28 05 | \
+         12 10 08 01 10 02 1a 02 08 03 20 04 28 05 32 02 08 06 | \
          1a 12 08 01 10 02 18 03 20 04 28 05 32 02 08 06 3a 02 08 07 | \
          22 04 08 01 10 02 | 2a 06 0a 01 6d 12 01 77",
     );
@@ -680,11 +734,17 @@ fn waypoint_settings_and_policies() {
                 }],
                 space_delimited: vec![text("s")],
             }],
+            closures: vec![waypoint::Closure {
+                why: text("w"),
+                ports: vec![80],
+                requests_only: true,
+            }],
         },
         "0a 01 6e | 12 01 77 | 1a 11 0a 01 6e 12 01 70 18 01 20 01 2a 02 08 07 32 01 61 |
          20 02 | 28 03 | 32 01 74 | 3a 06 0a 01 61 12 01 78 | 40 01 |
          4a 2d 0a 01 6f 12 01 69 1a 01 61 22 01 6b 2a 01 6e 32 06 0a 01 68 12 01 70 3a 01 71 42 01 63 48 01
-         52 01 79 5a 06 0a 01 68 12 01 63 62 01 73",
+         52 01 79 5a 06 0a 01 68 12 01 63 62 01 73 |
+         52 08 0a 01 77 12 01 50 18 01",
     );
     let condition = waypoint::Condition {
         attribute: waypoint::Attribute::SourcePrincipal.into(),

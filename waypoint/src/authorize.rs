@@ -14,6 +14,7 @@ use mesh::{Decision as Passage, DenyReason};
 use spiffe::SpiffeId;
 
 use crate::authz::{self, Access, Decision, Policy, Request, RuleRef};
+use crate::connections::Carried;
 use crate::destination::Unserved;
 use crate::route;
 use crate::settings::Settings;
@@ -100,6 +101,14 @@ impl Rules {
         })
     }
 
+    /// Why nothing passes, whoever asks: a service says so in its routes.
+    pub fn closed(&self, facts: &Facts, carried: Carried) -> Option<&str> {
+        match facts.service {
+            Some(_) => None,
+            None => self.settings.closed(facts.destination.port(), carried),
+        }
+    }
+
     fn policies(&self) -> impl Iterator<Item = &Policy> + Clone {
         let own = self.service.iter().flat_map(|service| service.policies());
         self.settings.policies.iter().chain(own)
@@ -163,6 +172,9 @@ impl Rules {
     /// # Errors
     /// The reason of the denial.
     pub fn carry(&self, facts: &Facts) -> Result<Decision<'_>, Arc<str>> {
+        if let Some(why) = self.closed(facts, Carried::Bytes) {
+            return Err(why.into());
+        }
         let access = self.carrying(facts);
         if let Some((by, authorizer)) = self.custom(&access).next() {
             let why = self.settings.asking(authorizer).err();

@@ -49,6 +49,8 @@ struct Account {
     namespace: Arc<str>,
     name: Arc<str>,
     port: u16,
+    /// A part of its endpoints, where a route means that alone; else empty.
+    part: Arc<str>,
 }
 
 /// What one attempt asks for.
@@ -192,8 +194,10 @@ impl Endpoints {
                     "" => mesh.workload(&account.name).is_some(),
                     namespace => mesh.service(namespace, &account.name).is_some(),
                 };
+                // Parts come and go with the routes that mean them.
+                let is_kept = account.part.is_empty() || observed.has_any_out(now);
                 // The copy that others read has one, and this one another.
-                exists || Arc::strong_count(observed) > 2
+                exists && is_kept || Arc::strong_count(observed) > 2
             });
         });
         if !self.standings.read().all_trusted() {
@@ -228,6 +232,7 @@ impl Endpoints {
 
 impl Account {
     fn of(destination: &Destination) -> Self {
+        let part = destination.policy().part();
         let (namespace, name, port) = match destination {
             Destination::Service { service, port, .. }
             | Destination::Routed { service, port, .. } => {
@@ -241,6 +246,7 @@ impl Account {
             namespace,
             name,
             port,
+            part: part.cloned().unwrap_or_default(),
         }
     }
 }

@@ -129,6 +129,8 @@ pub enum Flag {
     ExternalAuthorization,
     /// Who the client is, or who this process is, can't be proven.
     Identity,
+    /// A route answers with an error on purpose.
+    FaultInjected,
 }
 
 impl Flag {
@@ -148,6 +150,7 @@ impl Flag {
             Self::Denied => "DENY",
             Self::ExternalAuthorization => "UAEX",
             Self::Identity => "IDENTITY_ERROR",
+            Self::FaultInjected => "FI",
         }
     }
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Regular expressions of routes: match the whole value, in linear time, in bounded memory.
+//! Regular expressions of routes: match the whole value, or replace what they match in it, in linear time, in bounded
+//! memory.
 //!
 //! In: what a route says, written for RE2. Out: a matcher, or why it can't be one. Classes such as `\d` and `\w` are
 //! ASCII, as in RE2, and values are bytes, since headers need not be text.
 
-use regex::bytes::{Regex, RegexBuilder};
+use regex::bytes::{Captures, Regex, RegexBuilder};
 
 /// Longest expression taken, in bytes. Gateway API allows 4096 for a header's.
 const LONGEST: usize = 4096;
@@ -15,6 +16,24 @@ const SIZE: usize = 1 << 18;
 /// An expression that has to match a value from its first byte to its last.
 #[derive(Debug, Clone)]
 pub struct Pattern(Regex);
+
+/// Puts something in place of whatever an expression matches.
+#[derive(Debug, Clone)]
+pub struct Substitution {
+    expression: Regex,
+    parts: Box<[Part]>,
+}
+
+/// A part of what is put there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    Text(Box<str>),
+    /// What a group has matched; 0: all of it.
+    Group(usize),
+}
+
+/// Longest text that a substitution makes.
+const LONGEST_RESULT: usize = 16 * 1024;
 
 /// Why an expression can't be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -28,6 +47,9 @@ pub enum BadPattern {
     /// It is not one.
     #[error("{0}")]
     Syntax(String),
+    /// What is to stand in its place names a group that it doesn't have, or nothing that is known.
+    #[error("the substitution has {0:?}, which is no group of the expression")]
+    Group(String),
 }
 
 impl Pattern {
@@ -47,6 +69,79 @@ impl Pattern {
     /// Whether the whole value matches.
     pub fn matches(&self, value: &[u8]) -> bool {
         self.0.is_match(value)
+    }
+}
+
+impl Substitution {
+    /// Reads an expression and, in RE2's words, what stands in place of each of its matches: `\\1` to `\\9` for its groups,
+    /// `\\0` for all of the match, `\\\\` for a backslash.
+    ///
+    /// # Errors
+    /// If either can't be used.
+    pub fn new(expression: &str, text: &str) -> Result<Self, BadPattern> {
+        for length in [expression.len(), text.len()] {
+            if length > LONGEST {
+                return Err(BadPattern::Long(length));
+            }
+        }
+        let expression = build(expression)?;
+        let groups = expression.captures_len();
+        let mut parts = Vec::new();
+        let mut literal = String::new();
+        let mut rest = text.chars();
+        while let Some(letter) = rest.next() {
+            if letter != '\\' {
+                literal.push(letter);
+                continue;
+            }
+            let escaped = rest.next();
+            match escaped.map(|escaped| (escaped, escaped.to_digit(10))) {
+                Some(('\\', _)) => literal.push('\\'),
+                Some((_, Some(group))) if (group as usize) < groups => {
+                    parts.push(Part::Text(std::mem::take(&mut literal).into()));
+                    parts.push(Part::Group(group as usize));
+                }
+                _ => {
+                    let shown = escaped.map_or_else(|| "\\".to_owned(), |c| format!("\\{c}"));
+                    return Err(BadPattern::Group(shown));
+                }
+            }
+        }
+        parts.push(Part::Text(literal.into()));
+        Ok(Self {
+            expression,
+            parts: parts.into(),
+        })
+    }
+
+    /// The value with all matches replaced, from left to right; none where that is no text any more, or too long.
+    pub fn apply(&self, value: &str) -> Option<String> {
+        let mut made = Vec::with_capacity(value.len());
+        let mut from = 0;
+        for found in self.expression.captures_iter(value.as_bytes()) {
+            let whole = found.get(0)?;
+            made.extend_from_slice(value.as_bytes().get(from..whole.start())?);
+            self.put(&found, &mut made);
+            from = whole.end();
+            if made.len() > LONGEST_RESULT {
+                return None;
+            }
+        }
+        made.extend_from_slice(value.as_bytes().get(from..)?);
+        let made = String::from_utf8(made).ok()?;
+        (made.len() <= LONGEST_RESULT.max(value.len())).then_some(made)
+    }
+
+    fn put(&self, found: &Captures<'_>, made: &mut Vec<u8>) {
+        for part in &self.parts {
+            match part {
+                Part::Text(text) => made.extend_from_slice(text.as_bytes()),
+                Part::Group(group) => {
+                    let matched = found.get(*group).map_or(&b""[..], |group| group.as_bytes());
+                    made.extend_from_slice(matched);
+                }
+            }
+        }
     }
 }
 
@@ -101,6 +196,60 @@ mod tests {
             why("(((a{50}){50}){50}){50}"),
             "it takes more than 262144 bytes when compiled"
         );
+    }
+
+    #[test]
+    fn what_matches_is_replaced() {
+        let check = |expression: &str, text: &str, value: &str, expected: Option<&str>| {
+            let substitution = Substitution::new(expression, text).unwrap();
+            assert_eq!(
+                substitution.apply(value).as_deref(),
+                expected,
+                "{expression} {text}"
+            );
+        };
+        check(
+            "^/service/([^/]+)(/.*)$",
+            r"\2/instance/\1",
+            "/service/foo/v1/api",
+            Some("/v1/api/instance/foo"),
+        );
+        check(
+            "one",
+            "two",
+            "/xxx/one/yyy/one/zzz",
+            Some("/xxx/two/yyy/two/zzz"),
+        );
+        check(
+            "^(.*?)one(.*)$",
+            r"\1two\2",
+            "/xxx/one/yyy/one/zzz",
+            Some("/xxx/two/yyy/one/zzz"),
+        );
+        check("(?i)/xxx/", "/yyy/", "/aaa/XxX/bbb", Some("/aaa/yyy/bbb"));
+        check("nothing", "x", "/a", Some("/a"));
+        check("(b)?c", r"[\1]", "/bc/c", Some("/[b]/[]"));
+        check("a", r"\\\0", "/a", Some(r"/\a"));
+        // Half a letter is no text.
+        check(r"(?-u)\xc3", "", "/é", None);
+        // However much is asked for, so much is made.
+        let wide = "x".repeat(4096);
+        check("a", &wide, &"a".repeat(4096), None);
+        let long = "b".repeat(LONGEST_RESULT + 1);
+        check("a", "x", &long, Some(&long));
+    }
+
+    #[test]
+    fn a_substitution_of_no_group_says_which() {
+        let why = |expression: &str, text: &str| {
+            Substitution::new(expression, text).unwrap_err().to_string()
+        };
+        let said = r#"the substitution has "\\2", which is no group of the expression"#;
+        assert_eq!(why("(a)", r"\2"), said);
+        assert!(why("(a)", r"\x").contains("no group"));
+        assert!(why("(a)", r"a\").contains("no group"));
+        assert_eq!(why("(a", ""), "unclosed group");
+        assert!(why("a", &"x".repeat(4097)).contains("4097 bytes"));
     }
 
     #[test]

@@ -22,7 +22,7 @@ mod upgrade;
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use http::header;
 use http::request::Parts;
@@ -137,6 +137,13 @@ impl Life<'_> {
             Some(rule) => self.limit(rule, &head.headers)?,
             None => None,
         };
+        let rule = answer.as_ref().and_then(Answer::rule);
+        let mut begun = self.exchange.started_at();
+        if let Some(delay) = rule.and_then(|rule| rule.delay(&mut rand::rng())) {
+            // Its time begins afterwards, as in Istio.
+            Box::pin(tokio::time::sleep(delay)).await;
+            begun = Instant::now();
+        }
         let (forward, target) = match answer {
             None => (None, self.meant(port.as_ref().map(PortNow::get))),
             Some(Answer::Forward(forward)) => {
@@ -169,7 +176,7 @@ impl Life<'_> {
             conversation: self.conversation,
             target,
             retry,
-            deadlines: timeouts.begin(self.exchange.started_at()),
+            deadlines: timeouts.begin(begun),
             pin: forward.as_ref().and_then(|forward| forward.pin),
             key,
         };
@@ -246,6 +253,15 @@ impl Life<'_> {
             Here::Preflight { rule, headers } => {
                 let status = StatusCode::NO_CONTENT;
                 (Some(rule), Reply::made(status, headers, "preflight"))
+            }
+            Here::Direct {
+                rule,
+                response,
+                edits,
+            } => {
+                let mut headers = HeaderMap::new();
+                edits.apply(&mut headers);
+                (Some(rule), Reply::direct(response, headers))
             }
             Here::Refuse { rule, reason } => (rule, Reply::refused(reason)),
         };

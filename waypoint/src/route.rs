@@ -14,6 +14,7 @@
 //! Where no table concerns a client ([`Port::table`] says none), its requests go to the service itself.
 
 mod conditions;
+mod fault;
 mod http_table;
 mod paths;
 mod reason;
@@ -29,6 +30,7 @@ use crate::authz::{BadPolicy, Policy};
 use crate::resilience::traffic::TrafficPolicy;
 use crate::token::{BadRule, TokenRule};
 
+pub use fault::{Abort, DirectResponse};
 pub use http_table::{Hit, HttpTable};
 pub use reason::Reason;
 pub use rule::{Forward, ResponseEdits, Rule, RuleName};
@@ -83,6 +85,15 @@ pub enum Here<'t> {
         /// All that it has.
         headers: HeaderMap,
     },
+    /// The rule has the answer itself.
+    Direct {
+        /// By this rule.
+        rule: &'t Rule,
+        /// The answer.
+        response: &'t DirectResponse,
+        /// What is done to its headers.
+        edits: ResponseEdits<'t>,
+    },
     /// It is refused.
     Refuse {
         /// By this rule; none where none matched.
@@ -93,11 +104,15 @@ pub enum Here<'t> {
 }
 
 impl<'t> Answer<'t> {
-    /// The rule that gives it; none where none matched.
+    /// The rule that decides; none where none matched.
     pub fn rule(&self) -> Option<&'t Rule> {
         match self {
-            Self::Forward(forward) => Some(forward.rule),
-            Self::Here(Here::Redirect { rule, .. } | Here::Preflight { rule, .. }) => Some(rule),
+            Self::Forward(Forward { rule, .. })
+            | Self::Here(
+                Here::Redirect { rule, .. }
+                | Here::Preflight { rule, .. }
+                | Here::Direct { rule, .. },
+            ) => Some(rule),
             Self::Here(Here::Refuse { rule, .. }) => *rule,
         }
     }

@@ -7,6 +7,7 @@ use proto::waypoint as wire;
 
 use crate::authorizer::{Asking, Authorizer};
 use crate::authz::{BadPolicy, Policy};
+use crate::connections::Carried;
 use crate::path::Normalization;
 use crate::token::{BadRule, TokenRule};
 
@@ -25,6 +26,17 @@ pub struct Settings {
     pub authorizers: Box<[Authorizer]>,
     /// Whether answers say in a header which rule has decided.
     pub explain: bool,
+    /// What lets nothing pass that is meant for a workload.
+    pub closures: Box<[Closure]>,
+}
+
+/// What lets nothing pass.
+#[derive(Debug)]
+pub struct Closure {
+    why: Box<str>,
+    /// None: all of them.
+    ports: Box<[u32]>,
+    requests_only: bool,
 }
 
 /// Why settings can't be used.
@@ -58,6 +70,11 @@ impl Settings {
         let tokens = waypoint.token_rules.iter().map(TokenRule::compile);
         let authorizers = waypoint.authorizers.iter().map(Authorizer::compile);
         let trust_domains = waypoint.trust_domains.iter();
+        let closures = waypoint.closures.iter().map(|closure| Closure {
+            why: closure.why.as_str().into(),
+            ports: closure.ports.as_slice().into(),
+            requests_only: closure.requests_only,
+        });
         Ok(Self {
             policies: policies.collect::<Result<_, _>>()?,
             tokens: tokens.collect::<Result<_, _>>()?,
@@ -66,7 +83,20 @@ impl Settings {
             trust_domains: trust_domains.map(|domain| domain.as_str().into()).collect(),
             authorizers: authorizers.collect(),
             explain: waypoint.explain,
+            closures: closures.collect(),
         })
+    }
+
+    /// Why nothing passes to this port of a workload: no requests, or no bytes whatever they are.
+    pub fn closed(&self, port: u16, carried: Carried) -> Option<&str> {
+        let closes = |closure: &&Closure| {
+            let meant = closure.ports.is_empty() || closure.ports.contains(&port.into());
+            meant && (carried == Carried::Requests || !closure.requests_only)
+        };
+        self.closures
+            .iter()
+            .find(closes)
+            .map(|closure| &*closure.why)
     }
 
     /// How an authorizer is asked.
@@ -79,5 +109,34 @@ impl Settings {
             Some(known) => known.asking.as_ref().map_err(|reason| &**reason),
             None => Err("there is no such authorizer"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_closes_a_workloads_ports() {
+        let closure = |ports: &[u32], requests_only| wire::Closure {
+            why: format!("{ports:?}"),
+            ports: ports.to_vec(),
+            requests_only,
+        };
+        let settings = Settings::compile(&wire::Waypoint {
+            closures: vec![closure(&[80], true), closure(&[9000], false)],
+            ..wire::Waypoint::default()
+        })
+        .unwrap();
+        assert_eq!(settings.closed(80, Carried::Requests), Some("[80]"));
+        assert_eq!(settings.closed(80, Carried::Bytes), None);
+        assert_eq!(settings.closed(9000, Carried::Requests), Some("[9000]"));
+        assert_eq!(settings.closed(9000, Carried::Bytes), Some("[9000]"));
+        assert_eq!(settings.closed(81, Carried::Requests), None);
+        let all = Settings::compile(&wire::Waypoint {
+            closures: vec![closure(&[], false)],
+            ..wire::Waypoint::default()
+        });
+        assert!(all.unwrap().closed(1, Carried::Bytes).is_some());
     }
 }

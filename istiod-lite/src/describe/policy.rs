@@ -28,6 +28,15 @@ pub(super) fn waypoint(waypoint: &wire::Waypoint) -> Value {
     );
     out.add("explain", waypoint.explain);
     out.add("tokenRules", token_rules(&waypoint.token_rules));
+    let closures = waypoint.closures.iter().map(|closure| {
+        let what = if closure.requests_only {
+            "requests"
+        } else {
+            "everything"
+        };
+        json!({ "why": closure.why, "ports": closure.ports, "what": what })
+    });
+    out.add("closures", closures.collect::<Vec<_>>());
     out.into()
 }
 

@@ -95,6 +95,14 @@ fn rule(rule: &wire::HttpRule) -> Value {
         "backends",
         rule.backends.iter().map(backend).collect::<Vec<_>>(),
     );
+    if let Some(fault) = &rule.fault {
+        out.add("delay", fault.delay.as_ref().map(delay));
+        out.add("abort", fault.abort.as_ref().map(abort));
+    }
+    if let Some(response) = &rule.direct_response {
+        let body = String::from_utf8_lossy(&response.body);
+        out.add("answer", format!("{} {body:?}", response.status));
+    }
     if let Some(timeouts) = &rule.timeouts {
         out.add("timeout", timeouts.request.map(seconds));
         out.add("timeoutOfBackend", timeouts.backend_request.map(seconds));
@@ -123,6 +131,26 @@ fn rule(rule: &wire::HttpRule) -> Value {
     }
     out.add("invalid", &rule.invalid);
     out.into()
+}
+
+fn delay(delay: &wire::fault::Delay) -> String {
+    let time = delay.duration.map(seconds).unwrap_or_default();
+    format!("{} for {time}", share(delay.share))
+}
+
+fn abort(abort: &wire::fault::Abort) -> String {
+    use wire::fault::abort::Status;
+    let status = match abort.status {
+        Some(Status::Http(code)) => code.to_string(),
+        Some(Status::Grpc(code)) => format!("gRPC's {code}"),
+        None => "?".to_owned(),
+    };
+    format!("{} with {status}", share(abort.share))
+}
+
+fn share(share: Option<wire::Share>) -> String {
+    let share = share.unwrap_or_default();
+    format!("{}/{}", share.numerator, share.denominator)
 }
 
 fn matching(one: &wire::HttpMatch) -> String {
@@ -185,15 +213,24 @@ fn filter(filter: &wire::HttpFilter) -> String {
             let to = to.unwrap_or_else(|| "nowhere".to_owned());
             format!("mirror {}/{} to {to}", mirror.numerator, mirror.denominator)
         }
-        Some(Kind::Cors(cors)) => format!(
-            "cors: origins {:?}, methods {:?}, headers {:?}, exposed {:?}, credentials {}, {} s",
-            cors.allow_origins,
-            cors.allow_methods,
-            cors.allow_headers,
-            cors.expose_headers,
-            cors.allow_credentials,
-            cors.max_age
-        ),
+        Some(Kind::Cors(cors)) => {
+            let mut said = format!(
+                "cors: origins {:?}, methods {:?}, headers {:?}, exposed {:?}, credentials {}, {} s",
+                cors.allow_origins,
+                cors.allow_methods,
+                cors.allow_headers,
+                cors.expose_headers,
+                cors.allow_credentials,
+                cors.max_age
+            );
+            if !cors.origin_patterns.is_empty() {
+                said.push_str(&format!(", origins like {:?}", cors.origin_patterns));
+            }
+            if cors.forward_preflights {
+                said.push_str(", other preflights go on");
+            }
+            said
+        }
         Some(Kind::Unknown(name)) => format!("unknown: {name}"),
         None => "?".to_owned(),
     }
@@ -217,6 +254,9 @@ fn path(path: Option<&wire::PathRewrite>) -> String {
     match path.and_then(|path| path.kind.as_ref()) {
         Some(Kind::Full(path)) => format!(" path {path}"),
         Some(Kind::Prefix(path)) => format!(" prefix {path:?}"),
+        Some(Kind::Regex(change)) => {
+            format!(" ~{} by {:?}", change.pattern, change.substitution)
+        }
         None => String::new(),
     }
 }

@@ -10,7 +10,6 @@ use super::{NamespacedName, Problem, Read, service::port_number};
 
 const GATEWAY_GROUP: &str = "gateway.networking.k8s.io";
 const ISTIO_GROUP: &str = "networking.istio.io";
-const MAX_TARGETS: usize = 16;
 
 /// A plugin, and what becomes of the traffic that was to pass it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,7 +68,7 @@ pub fn read(plugin: &kinds::WasmPlugin, root_namespace: &str) -> Read<Plugin> {
     }
     let references = spec.target_refs.iter().chain(&spec.target_ref);
     let mut targets = Vec::new();
-    for (position, reference) in references.take(MAX_TARGETS).enumerate() {
+    for (position, reference) in references.enumerate() {
         let name = NamespacedName::new(namespace, reference.name.as_str());
         match (reference.group.as_str(), reference.kind.as_str()) {
             (GATEWAY_GROUP, "Gateway") => targets.push(Target::Gateway(name)),

@@ -9,6 +9,7 @@ mod entries;
 mod policies;
 mod routes;
 mod traffic;
+mod virtuals;
 
 use super::{
     Index, Subject,
@@ -141,8 +142,7 @@ impl Index {
             }
             Object::VirtualService(o) => {
                 conditions = Some(conditions_of(o.status.as_ref()));
-                let route = route::virtual_service(o, &self.mesh);
-                self.take_route(&key, name, route, &mut problems);
+                self.set_virtual(&name, Some(o), &mut problems);
             }
             Object::DestinationRule(o) => {
                 conditions = Some(conditions_of(o.status.as_ref()));
@@ -188,13 +188,10 @@ impl Index {
             Kind::AuthorizationPolicy => self.set_policy(&name, None),
             Kind::RequestAuthentication => self.set_authentication(&name, None),
             Kind::PeerAuthentication => self.set_peer(&name, None),
-            kind @ (Kind::HTTPRoute
-            | Kind::GRPCRoute
-            | Kind::TLSRoute
-            | Kind::TCPRoute
-            | Kind::VirtualService) => {
+            kind @ (Kind::HTTPRoute | Kind::GRPCRoute | Kind::TLSRoute | Kind::TCPRoute) => {
                 self.set_route(&RouteId { kind, name }, None);
             }
+            Kind::VirtualService => self.set_virtual(&name, None, &mut Vec::new()),
             Kind::DestinationRule => self.set_rule(&name, None),
             Kind::WasmPlugin => self.set_plugin(&name, None),
             _ => {}

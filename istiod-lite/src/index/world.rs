@@ -62,9 +62,13 @@ pub(super) struct World {
     pub(super) routes_by_service: HashMap<NamespacedName, BTreeSet<RouteId>>,
     /// Routes by the hosts that they lead to.
     pub(super) routes_by_host: HashMap<Arc<str>, BTreeSet<RouteId>>,
-    /// VirtualServices by the hosts that they are for.
+    /// VirtualServices by the hosts that they are for, with and without wildcards.
     pub(super) routes_of_host: HashMap<Host, BTreeSet<RouteId>>,
-    /// DestinationRules by the host that they are for.
+    /// VirtualServices as they are written, where they leave rules to others or are there for such.
+    pub(super) virtual_sources: HashMap<NamespacedName, Arc<kinds::VirtualService>>,
+    /// VirtualServices by those that they leave rules to.
+    pub(super) delegating: HashMap<NamespacedName, BTreeSet<NamespacedName>>,
+    /// DestinationRules by the host that they are for, with and without wildcards.
     pub(super) rules_by_host: HashMap<Host, BTreeSet<NamespacedName>>,
     /// WasmPlugins by what they are for.
     pub(super) plugins_by_target: HashMap<Target, BTreeSet<NamespacedName>>,

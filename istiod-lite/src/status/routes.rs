@@ -35,8 +35,8 @@ const OURS: [&str; 4] = [
     PARTIALLY_INVALID,
     RESOLVED_WAYPOINTS,
 ];
-/// Entries of a status.
-const MAX_PARENTS: usize = 32;
+/// Entries of a status, those of others among them.
+pub const MAX_PARENTS: usize = 32;
 
 /// What is said of a route in view of one of its services.
 #[derive(Debug, Clone, PartialEq)]
@@ -232,7 +232,11 @@ pub fn entries(
         .map(|entry| Entry::deserialize(entry).ok())
         .collect();
     let room = MAX_PARENTS.saturating_sub(others.len());
-    let wanted = &wanted[..wanted.len().min(room)];
+    let (told, untold) = wanted.split_at(wanted.len().min(room));
+    let mut wanted = told.to_vec();
+    if let (Some(last), [_, ..]) = (wanted.last_mut(), untold) {
+        last.admit(untold.len());
+    }
     let known = |reference: &ParentReference| {
         let mut known = own.iter().flatten();
         known.find(|entry| entry.parent_ref == *reference)
@@ -253,6 +257,21 @@ pub fn entries(
         own: wanted.iter().map(entry).collect(),
         others: others.into_iter().cloned().collect(),
     })
+}
+
+impl ParentStatus {
+    /// Says that of so many others nothing is said.
+    fn admit(&mut self, others: usize) {
+        let words =
+            format!("of {others} more of its parents nothing can be said here: there is no room");
+        let accepted = self.conditions.iter_mut().find(|one| one.kind == ACCEPTED);
+        if let Some(Condition { message, .. }) = accepted {
+            *message = match message.as_str() {
+                "" => words,
+                said => format!("{said}; {words}"),
+            };
+        }
+    }
 }
 
 impl Entry {

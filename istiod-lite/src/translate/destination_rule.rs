@@ -14,7 +14,7 @@ use proto::waypoint as wire;
 use self::message::Parts;
 use super::{
     Mesh,
-    route::{Host, fraction},
+    route::{Host, fraction, pattern},
 };
 use crate::facts::{Labels, Problem, Read, created, endpoint::is_host, service::port_number};
 
@@ -26,8 +26,10 @@ const MAX_PORTS: usize = 256;
 pub struct DestinationRule {
     /// When it was made: the oldest of a namespace counts.
     pub created: i64,
-    /// The host that it is for; none where its name makes no sense.
+    /// The host that it is for, or those that a wildcard stands for; none where its name makes no sense.
     pub host: Option<Host>,
+    /// The namespaces that see it, as `exportTo` has them; none: all.
+    pub export_to: Vec<String>,
     /// What holds for all of it.
     policy: Policy,
     subsets: BTreeMap<String, Subset>,
@@ -165,6 +167,16 @@ pub fn read(rule: &kinds::DestinationRule, mesh: &Mesh) -> Read<DestinationRule>
     let host = spec.host.to_ascii_lowercase();
     let host: Option<Host> = match is_host(&host) {
         _ if spec.workload_selector.is_some() => None,
+        _ if host.starts_with('*') => {
+            let all = pattern(&host);
+            if all.is_none() {
+                told.note(
+                    "spec.host",
+                    &format!("{host:?} is no wildcard that can be followed"),
+                );
+            }
+            all
+        }
         true if host.contains('.') => Some(host.into()),
         true => Some(mesh.hostname(namespace, &host).into()),
         false => {
@@ -207,6 +219,7 @@ pub fn read(rule: &kinds::DestinationRule, mesh: &Mesh) -> Read<DestinationRule>
         facts: DestinationRule {
             created: created(&rule.metadata).unwrap_or_default(),
             host,
+            export_to: spec.export_to.clone(),
             policy,
             subsets,
             closed: told.closed.join("; "),
@@ -239,6 +252,11 @@ fn policy(given: Option<&dr::TrafficPolicy>, at: &str, told: &mut Told) -> Polic
         outliers: given.outlier_detection.as_ref(),
         budget: given.retry_budget.as_ref(),
     };
+    if given.port_level_settings.len() > MAX_PORTS {
+        let length = given.port_level_settings.len();
+        let words = format!("has {length} entries, {MAX_PORTS} may be: the others are left out");
+        told.close(format!("{at}.portLevelSettings"), &words);
+    }
     let mut ports = BTreeMap::new();
     for (position, one) in given.port_level_settings.iter().take(MAX_PORTS).enumerate() {
         let at = format!("{at}.portLevelSettings[{position}]");
@@ -258,7 +276,10 @@ fn policy(given: Option<&dr::TrafficPolicy>, at: &str, told: &mut Told) -> Polic
             outliers: one.outlier_detection.as_ref(),
             budget: None,
         };
-        ports.insert(port, parts.message(&at, told));
+        if ports.insert(port, parts.message(&at, told)).is_some() {
+            let words = format!("{port} stands there twice: the last counts");
+            told.note(format!("{at}.port"), &words);
+        }
     }
     Policy {
         all: Some(parts.message(at, told)),

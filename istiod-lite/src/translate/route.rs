@@ -14,6 +14,7 @@
 
 mod filters;
 mod grpc;
+mod hosts;
 mod http;
 mod l4;
 mod matching;
@@ -32,8 +33,10 @@ use proto::waypoint as wire;
 use super::Mesh;
 use crate::facts::{NamespacedName, service::ServicePort};
 
+pub(crate) use hosts::{closeness, is_exported, names_of, pattern};
 pub use reference::{Parent, ParentKey, Reference, Unresolved};
 pub(crate) use values::{fraction, is_token};
+pub(crate) use virtual_service::delegates;
 pub use virtual_service::{Connections, Ordered, Scoped, Virtual};
 
 /// Names one route.
@@ -237,9 +240,14 @@ pub fn tcp(route: &kinds::TCPRoute) -> Route {
     l4::read_tcp(route)
 }
 
-/// Reads a VirtualService.
-pub fn virtual_service(service: &kinds::VirtualService, mesh: &Mesh) -> Route {
-    rate_limit::limited(virtual_service::read(service, mesh), &service.metadata)
+/// Reads a VirtualService; `others` finds those that it leaves rules to.
+pub fn virtual_service<'a>(
+    service: &kinds::VirtualService,
+    others: impl Fn(&NamespacedName) -> Option<&'a kinds::VirtualService>,
+    mesh: &Mesh,
+) -> Route {
+    let route = virtual_service::read(service, others, mesh);
+    rate_limit::limited(route, &service.metadata)
 }
 
 /// Which of several kinds of route counts where they meet at one port: the greatest.

@@ -4,6 +4,7 @@
 //! In: attempts as they begin, are answered and end; the port's policy, which is the caller's and may change. Out: an
 //! endpoint for the next attempt, and whether there may be one. The figures are `resilience`'s; this is what keeps them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -49,6 +50,8 @@ pub struct Observed {
 #[derive(Default)]
 struct Settled {
     generation: Option<u64>,
+    /// Those of them that counted; none: all.
+    counting: Option<Arc<BTreeSet<String>>>,
     loads: Loads,
 }
 
@@ -66,6 +69,15 @@ pub struct Asked<'a> {
     pub policy: &'a TrafficPolicy,
     pub key: Option<Key>,
     pub pin: Option<Pin>,
+}
+
+impl Settled {
+    fn is_of(&self, counting: Option<&Arc<BTreeSet<String>>>) -> bool {
+        match (&self.counting, counting) {
+            (Some(own), Some(counting)) => Arc::ptr_eq(own, counting),
+            (own, counting) => own.is_none() && counting.is_none(),
+        }
+    }
 }
 
 impl Observed {
@@ -129,17 +141,21 @@ impl Observed {
             ..
         } = asked;
         let generation = Some(store.generation());
+        let counting = policy.workloads();
         let settled = self.endpoints.settled(
-            |settled| settled.generation == generation,
+            |settled| settled.generation == generation && settled.is_of(counting),
             |before| {
                 let rule = PortRule::Defined;
                 // Who is not ready is not there: when it is, it is new.
                 let ready = balance::permitted(store, service, source, port, rule, &[]);
                 let ready = ready.unwrap_or_default();
-                let ready = ready.iter().map(balance::endpoint);
+                let ready = ready.iter().map(balance::endpoint).filter(|endpoint| {
+                    counting.is_none_or(|counting| counting.contains(&*endpoint.workload))
+                });
                 let carried = |endpoint: &Endpoint| self.carried.of(endpoint);
                 Settled {
                     generation,
+                    counting: counting.cloned(),
                     loads: before.loads.settle(ready, carried, seen.now),
                 }
             },
@@ -159,7 +175,7 @@ impl Observed {
             loads: &settled.loads,
             slow_start: policy.slow_start,
             least_well: policy.outliers.least_well,
-            members: policy.members.as_deref(),
+            members: counting.map(|counting| &**counting),
         };
         let asked = pick::Asked {
             service,
@@ -218,6 +234,11 @@ impl Observed {
         let out = outliers.out(now);
         out.map(|(endpoint, until)| (endpoint.clone(), until.duration_since(now)))
             .collect()
+    }
+
+    /// Whether anybody is.
+    pub fn has_any_out(&self, now: Instant) -> bool {
+        self.out.read().out(now).next().is_some()
     }
 
     /// Takes part in the wait for a connection's place; ask for one again before the first [`Queued::room`].

@@ -2,11 +2,13 @@
 //! Cross-origin requests: which scripts of other origins may ask, and what they may read.
 //!
 //! In: what a route allows; a request's method and headers. Out: the answer to a preflight, or the headers that the
-//! response gets. A preflight is never forwarded. Who asks without leave is answered as ever (it is the browser that
-//! keeps the answer from the script); only a preflight is refused.
+//! response gets. Who asks without leave is answered as ever (it is the browser that keeps the answer from the script);
+//! only a preflight is refused, or goes on where the route says so.
 
 use http::Method;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+
+use crate::pattern::{BadPattern, Pattern};
 
 /// What a route allows to scripts of other origins.
 #[derive(Debug, Clone)]
@@ -17,12 +19,14 @@ pub struct Cors {
     headers: Allowed,
     expose: Option<HeaderValue>,
     max_age: HeaderValue,
+    /// Whether the backend answers preflights of other origins.
+    forward: bool,
 }
 
 #[derive(Debug, Clone)]
 enum Origins {
     Any,
-    These(Box<[Origin]>),
+    These(Box<[Origin]>, Box<[Pattern]>),
 }
 
 /// `scheme://host:port`; a `*` in the host stands for one or more characters.
@@ -67,6 +71,9 @@ pub enum BadCors {
     /// `*` means all, beside which nothing can stand.
     #[error("* stands beside other {0}")]
     Mixed(&'static str),
+    /// Not an expression that can be used.
+    #[error("origin {0:?}: {1}")]
+    Pattern(String, BadPattern),
     /// Not a method or a header's name.
     #[error("{1:?} can't be one of the {0}")]
     Token(&'static str, String),
@@ -79,7 +86,11 @@ impl Cors {
             false => {
                 let origins = cors.allow_origins.iter();
                 let compiled: Result<_, _> = origins.map(|origin| compile_origin(origin)).collect();
-                Origins::These(compiled?)
+                let patterns = cors.origin_patterns.iter().map(|text| {
+                    let bad = |why| BadCors::Pattern(text.clone(), why);
+                    Pattern::new(text).map_err(bad)
+                });
+                Origins::These(compiled?, patterns.collect::<Result<_, _>>()?)
             }
         };
         let expose = match Allowed::compile(&cors.expose_headers, "exposed headers")? {
@@ -98,6 +109,7 @@ impl Cors {
                 0 => 5,
                 seconds => seconds,
             }),
+            forward: cors.forward_preflights,
         })
     }
 
@@ -111,6 +123,7 @@ impl Cors {
         match asked_method.filter(|_| method == Method::OPTIONS) {
             None if is_granted => Verdict::Granted(Grant(origin.clone())),
             None => Verdict::Plain,
+            Some(_) if !is_granted && self.forward => Verdict::Plain,
             Some(_) if !is_granted => Verdict::Refused,
             Some(asked_method) => {
                 let mut answer = HeaderMap::new();
@@ -155,9 +168,12 @@ impl Cors {
     fn allows(&self, origin: &HeaderValue) -> bool {
         match &self.origins {
             Origins::Any => true,
-            Origins::These(origins) => {
+            Origins::These(origins, patterns) => {
                 let asked = origin.to_str().ok().and_then(split_origin);
                 asked.is_some_and(|asked| origins.iter().any(|origin| origin.matches(asked)))
+                    || patterns
+                        .iter()
+                        .any(|pattern| pattern.matches(origin.as_bytes()))
             }
         }
     }

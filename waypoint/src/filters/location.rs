@@ -10,19 +10,22 @@ use http::uri::PathAndQuery;
 use proto::waypoint::path_rewrite::Kind;
 
 use crate::hygiene::split_host;
+use crate::pattern::{BadPattern, Substitution};
 use crate::route::Request;
 
 /// Another path.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum PathChange {
     /// This one.
     Full(Box<str>),
     /// This in place of the prefix that the rule matched; without a slash at its end.
     Prefix(Box<str>),
+    /// What an expression matches in it, replaced.
+    Regex(Substitution),
 }
 
 /// Sends the client elsewhere. What is not set is as the request has it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Redirect {
     scheme: Option<Scheme>,
     host: Option<Box<str>>,
@@ -33,7 +36,7 @@ pub struct Redirect {
 }
 
 /// What the backend sees instead.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Rewrite {
     /// Its name for itself.
     pub host: Option<HeaderValue>,
@@ -65,6 +68,9 @@ pub enum BadChange {
     /// Not a path, or more than one.
     #[error("{0:?} is not a path")]
     Path(String),
+    /// An expression that can't be used, or what is to stand in its place.
+    #[error("path expression {0:?}: {1}")]
+    Expression(String, BadPattern),
     /// A change of the path that this waypoint doesn't know.
     #[error("a path change of an unknown kind")]
     Unset,
@@ -72,8 +78,14 @@ pub enum BadChange {
 
 impl PathChange {
     fn compile(change: &proto::waypoint::PathRewrite) -> Result<Self, BadChange> {
-        let (Kind::Full(path) | Kind::Prefix(path)) =
-            change.kind.as_ref().ok_or(BadChange::Unset)?;
+        let path = match change.kind.as_ref().ok_or(BadChange::Unset)? {
+            Kind::Full(path) | Kind::Prefix(path) => path,
+            Kind::Regex(change) => {
+                let read = Substitution::new(&change.pattern, &change.substitution);
+                let bad = |why| BadChange::Expression(change.pattern.clone(), why);
+                return read.map(Self::Regex).map_err(bad);
+            }
+        };
         let slashed = match path.starts_with('/') {
             true => path.clone(),
             false => format!("/{path}"),
@@ -88,11 +100,18 @@ impl PathChange {
         })
     }
 
-    /// What becomes of a path whose first `prefix` bytes the rule matched, with its query.
-    pub fn apply(&self, path: &str, query: Option<&str>, prefix: usize) -> String {
+    /// What becomes of a path whose first `prefix` bytes the rule matched, with its query; none where that is no path, or
+    /// too long for one.
+    pub fn apply(&self, path: &str, query: Option<&str>, prefix: usize) -> Option<String> {
+        let replaced;
         let (start, rest) = match self {
             Self::Full(full) => (&**full, ""),
             Self::Prefix(replacement) => (&**replacement, path.get(prefix..).unwrap_or_default()),
+            Self::Regex(substitution) => {
+                replaced = substitution.apply(path)?;
+                let is_path = replaced.starts_with('/') && !replaced.contains(['?', '#']);
+                (is_path.then_some(&*replaced)?, "")
+            }
         };
         let query_room = query.map_or(0, |query| query.len() + 1);
         let mut changed = String::with_capacity(start.len() + rest.len() + 1 + query_room);
@@ -102,7 +121,7 @@ impl PathChange {
             changed.insert(0, '/');
         }
         push_query(&mut changed, query);
-        changed
+        Some(changed)
     }
 }
 
@@ -149,7 +168,7 @@ impl Redirect {
 
     /// The URL to go to. A port is named where the scheme doesn't say it; without one of its own it is that of the new
     /// scheme, else the one that the service was asked on, and never the one in `Host`. None where the request names no
-    /// host.
+    /// host, or the change leads to no path.
     pub fn location(&self, asked: &Request<'_>, prefix: usize) -> Option<HeaderValue> {
         let scheme = self.scheme.unwrap_or(match asked.scheme {
             "https" => Scheme::Https,
@@ -174,7 +193,7 @@ impl Redirect {
             url.push_str(&port.to_string());
         }
         match &self.path {
-            Some(change) => url.push_str(&change.apply(asked.path, asked.query, prefix)),
+            Some(change) => url.push_str(&change.apply(asked.path, asked.query, prefix)?),
             None => {
                 url.push_str(asked.path);
                 push_query(&mut url, asked.query);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 
 use super::read::Read;
 use super::reply::Reply;
@@ -12,7 +12,8 @@ use super::{Life, now};
 use crate::authorize::Rules;
 use crate::authorizer::Allowed;
 use crate::body::AnyBody;
-use crate::failure::Failure;
+use crate::connections::Carried;
+use crate::failure::{Failure, Flag};
 use crate::http::Conversation;
 use crate::rate_limit::Taken;
 use crate::route::Rule;
@@ -77,12 +78,13 @@ impl Life<'_> {
         (head, asked): (&Parts, &Read),
         token: Option<&Accepted>,
     ) -> Result<(), Reply> {
-        if rules.is_empty() {
-            return Ok(());
-        }
         let Conversation {
             waypoint, tracked, ..
         } = &**self.conversation;
+        if let Some(why) = rules.closed(tracked.facts(), Carried::Requests) {
+            let error = StatusCode::INTERNAL_SERVER_ERROR;
+            return Err(Reply::of(error, Flag::None, why));
+        }
         let request = asked.as_policies_see_it(head, token);
         let access = rules.asking(tracked.facts(), request);
         let decision = rules.decide(&access);

@@ -12,12 +12,14 @@ use crate::failure::{Failure, Flag};
 use crate::hygiene::Malformed;
 use crate::path::BadPath;
 use crate::rate_limit::Taken;
-use crate::route::Reason;
+use crate::route::{DirectResponse, Reason};
 use crate::token::BadToken;
 
 const OVERLOADED: HeaderName = HeaderName::from_static("x-envoy-overloaded");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+/// Bytes of a reason that fit into a header.
+const MOST_SAID: usize = 1024;
 
 pub struct Reply {
     status: StatusCode,
@@ -54,6 +56,15 @@ impl Reply {
         }
     }
 
+    /// A route has the answer itself.
+    pub fn direct(response: &DirectResponse, headers: HeaderMap) -> Self {
+        Self {
+            headers: Box::new(headers),
+            body: Some(response.body.clone()),
+            ..Self::of(response.status, Flag::None, "answered by its route")
+        }
+    }
+
     pub fn malformed(words: &str) -> Self {
         Self::of(
             StatusCode::BAD_REQUEST,
@@ -74,7 +85,7 @@ impl Reply {
     /// A policy forbids it. What the client reads names none; the log does.
     pub fn denied(words: impl Into<String>) -> Self {
         Self {
-            body: Some("RBAC: access denied".into()),
+            body: Some(Bytes::from_static(b"RBAC: access denied")),
             ..Self::of(StatusCode::FORBIDDEN, Flag::Denied, words)
         }
     }
@@ -117,10 +128,14 @@ impl Reply {
         let flag = match reason {
             Reason::NoRoute => Flag::NoRoute,
             Reason::NoHost => Flag::DownstreamProtocolError,
+            Reason::Fault(_) => Flag::FaultInjected,
             _ => Flag::None,
         };
+        let on_purpose = flag == Flag::FaultInjected;
         Self {
-            grpc_status: Some(reason.grpc_status()),
+            // Envoy's words: who tries clients looks for them.
+            body: on_purpose.then(|| Bytes::from_static(b"fault filter abort")),
+            grpc_status: reason.grpc_status(),
             ..Self::of(reason.status(), flag, reason.to_string())
         }
     }
@@ -154,7 +169,9 @@ impl Reply {
                 Some(told) if told.is_empty() => brief(flag).into(),
                 Some(told) => String::from_utf8_lossy(told),
             };
-            if let Ok(message) = HeaderValue::from_str(&visible(&message)) {
+            if let Ok(message) =
+                HeaderValue::from_str(&visible(message.get(..MOST_SAID).unwrap_or(&message)))
+            {
                 set.insert(GRPC_MESSAGE, message);
             }
             exchange.answered(StatusCode::OK, response.headers());
@@ -165,16 +182,17 @@ impl Reply {
             exchange.answered(status, response.headers());
             return response.map(|()| crate::body::empty());
         }
-        response
-            .headers_mut()
-            .entry(header::CONTENT_TYPE)
-            .or_insert(HeaderValue::from_static("text/plain"));
-        exchange.answered(status, response.headers());
         let text = match (body, flag) {
             (Some(body), _) => body,
             (None, Flag::None) => format!("{words}\n").into(),
             (None, _) => format!("{flag_text}: {}\n", brief(flag)).into(),
         };
+        if !text.is_empty() {
+            let plain = HeaderValue::from_static("text/plain");
+            let headers = response.headers_mut();
+            headers.entry(header::CONTENT_TYPE).or_insert(plain);
+        }
+        exchange.answered(status, response.headers());
         response.map(|()| crate::body::text(text))
     }
 }
@@ -196,6 +214,7 @@ fn brief(flag: Flag) -> &'static str {
         Flag::Denied => "access denied",
         Flag::ExternalAuthorization => "not authorized",
         Flag::Identity => "identity error",
+        Flag::FaultInjected => "error on purpose",
     }
 }
 

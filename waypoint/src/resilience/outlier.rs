@@ -30,6 +30,9 @@ pub struct Policy {
     pub first: Duration,
     /// The longest.
     pub longest: Duration,
+    /// Endpoints come back at multiples of it, and each one that they are well for is as good as not having been out once;
+    /// none: they come back on time, and all is forgotten after the longest.
+    pub interval: Option<Duration>,
     /// Most endpoints of a service that are out at a time, in percent; one may always be, where there are others.
     pub most: u32,
     /// With a smaller share of them well, in percent, all are used. Zero: only where none is well.
@@ -44,6 +47,7 @@ impl Default for Policy {
             any: 0,
             first: Duration::from_secs(30),
             longest: Duration::from_secs(300),
+            interval: None,
             most: 10,
             least_well: 0,
         }
@@ -121,27 +125,27 @@ impl Outliers {
             return None;
         }
         (suspect.gateway, suspect.any) = (0, 0);
-        suspect.times = suspect.times.saturating_add(1);
+        suspect.times = suspect.remembered(policy, now).saturating_add(1);
         let out_for = policy
             .first
             .saturating_mul(suspect.times)
             .min(policy.longest);
+        let out_for = policy.interval.map_or(out_for, |interval| {
+            let times = out_for.as_nanos().div_ceil(interval.as_nanos().max(1));
+            interval.saturating_mul(u32::try_from(times).unwrap_or(u32::MAX))
+        });
         suspect.until = Some(now + out_for);
         suspect.forgotten = now + out_for + policy.longest;
         Some(out_for)
     }
 
-    /// Errors have to come in a row; how often it was out is forgotten once it has been well for as long as it is out at
-    /// most.
+    /// Errors have to come in a row; how often it was out is forgotten with time.
     fn succeeded(&mut self, policy: &Policy, endpoint: &Endpoint, now: Instant) {
         let Some(suspect) = self.suspects.get_mut(endpoint) else {
             return;
         };
         (suspect.gateway, suspect.any) = (0, 0);
-        let is_well = suspect
-            .until
-            .is_none_or(|until| until + policy.longest < now);
-        if is_well {
+        if suspect.remembered(policy, now) == 0 {
             self.suspects.remove(endpoint);
         }
     }
@@ -179,6 +183,23 @@ impl Outliers {
 }
 
 impl Suspect {
+    /// How often it was out, as far as that counts yet.
+    fn remembered(&self, policy: &Policy, now: Instant) -> u32 {
+        let Some(until) = self.until else {
+            return 0;
+        };
+        let well = now.saturating_duration_since(until);
+        match policy.interval {
+            None if well > policy.longest => 0,
+            None => self.times,
+            Some(interval) => {
+                let forgiven = well.as_nanos() / interval.as_nanos().max(1);
+                let forgiven = u32::try_from(forgiven).unwrap_or(u32::MAX);
+                self.times.saturating_sub(forgiven)
+            }
+        }
+    }
+
     fn is_out(&self, now: Instant) -> bool {
         self.until.is_some_and(|until| now < until)
     }

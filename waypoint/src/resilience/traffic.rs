@@ -29,8 +29,17 @@ pub struct TrafficPolicy {
     pub limits: Limits,
     pub budget: Budget,
     pub connections: Connections,
-    /// Endpoints that count, by their workload's uid; none: all of them.
-    pub members: Option<Arc<BTreeSet<String>>>,
+    /// Endpoints that count; none: all of them.
+    pub members: Option<Members>,
+}
+
+/// A part of a service's endpoints.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Members {
+    /// What it is called.
+    pub name: Arc<str>,
+    /// By their workload's uid.
+    pub workloads: Arc<BTreeSet<String>>,
 }
 
 /// How one of several endpoints that are as good is chosen.
@@ -83,12 +92,22 @@ impl TrafficPolicy {
                 None => Budget::default(),
             },
             connections: limits.map_or(Ok(Connections::default()), connections)?,
-            members: policy.members.as_ref().map(|members| {
-                let uids = members.workloads.iter().cloned();
-                Arc::new(uids.collect())
+            members: policy.members.as_ref().map(|members| Members {
+                name: members.name.as_str().into(),
+                workloads: Arc::new(members.workloads.iter().cloned().collect()),
             }),
         };
         Ok(compiled)
+    }
+
+    /// What the part is called that it is of; none where it is of the whole service.
+    pub fn part(&self) -> Option<&Arc<str>> {
+        self.members.as_ref().map(|members| &members.name)
+    }
+
+    /// The endpoints that count, by their workload's uid; none: all of them.
+    pub fn workloads(&self) -> Option<&Arc<BTreeSet<String>>> {
+        self.members.as_ref().map(|members| &members.workloads)
     }
 }
 
@@ -131,6 +150,7 @@ fn outliers(detection: &wire::OutlierDetection) -> Result<outlier::Policy, Strin
         any: detection.consecutive_5xx,
         first,
         longest: own.longest.max(first),
+        interval: time("outlier_detection.interval", detection.interval)?,
         most: percent("outlier_detection.max_percent", detection.max_percent)?,
         least_well: percent(
             "outlier_detection.min_health_percent",
@@ -212,6 +232,7 @@ mod tests {
                 base_ejection: seconds(600),
                 max_percent: 50,
                 min_health_percent: 30,
+                interval: seconds(15),
             }),
             limits: Some(wire::ConnectionLimits {
                 connections: 1,
@@ -238,6 +259,7 @@ mod tests {
         assert_eq!((policy.outliers.gateway, policy.outliers.any), (0, 7));
         assert_eq!(policy.outliers.longest, Duration::from_secs(600));
         assert_eq!((policy.outliers.most, policy.outliers.least_well), (50, 30));
+        assert_eq!(policy.outliers.interval, Some(Duration::from_secs(15)));
         assert_eq!(
             policy.limits,
             Limits {
@@ -258,8 +280,9 @@ mod tests {
             least: 1,
         };
         assert_eq!(policy.budget, none);
-        let members = policy.members.unwrap();
-        assert!(members.contains("a") && members.len() == 1);
+        assert_eq!(policy.part().map(|name| &**name), Some("v1"));
+        let workloads = policy.workloads().unwrap();
+        assert!(workloads.contains("a") && workloads.len() == 1);
     }
 
     #[test]

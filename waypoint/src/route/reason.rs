@@ -3,6 +3,8 @@
 
 use http::StatusCode;
 
+use super::fault::Abort;
+
 /// Why a request or a connection gets no backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Reason<'t> {
@@ -27,6 +29,9 @@ pub enum Reason<'t> {
     /// The backend's rewrite makes a path that is none.
     #[error("the route's rewrite leads to no path")]
     BadRewrite,
+    /// The rule wants it so.
+    #[error("the route's rule answers with an error on purpose")]
+    Fault(Abort),
 }
 
 impl Reason<'_> {
@@ -39,24 +44,26 @@ impl Reason<'_> {
             Self::InvalidRule(_) | Self::InvalidBackend(_) | Self::NoBackend | Self::BadRewrite => {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
+            Self::Fault(abort) => abort.status,
         }
     }
 
     /// What a client that speaks gRPC is answered: UNIMPLEMENTED where nothing matches, UNAVAILABLE for what is the
-    /// route's fault.
-    pub fn grpc_status(self) -> u8 {
+    /// route's fault; none: what its status translates to.
+    pub fn grpc_status(self) -> Option<u8> {
         const INTERNAL: u8 = 13;
         const PERMISSION_DENIED: u8 = 7;
         const UNAVAILABLE: u8 = 14;
         const UNIMPLEMENTED: u8 = 12;
-        match self {
+        Some(match self {
+            Self::Fault(abort) => return abort.grpc,
             Self::NoRoute => UNIMPLEMENTED,
             Self::Origin => PERMISSION_DENIED,
             Self::NoHost => INTERNAL,
             Self::InvalidRule(_) | Self::InvalidBackend(_) | Self::NoBackend | Self::BadRewrite => {
                 UNAVAILABLE
             }
-        }
+        })
     }
 
     /// Short name, for metrics and as flag: Envoy's where it has one.
@@ -69,6 +76,7 @@ impl Reason<'_> {
             Self::Origin => "cors_origin",
             Self::NoHost => "DPE",
             Self::BadRewrite => "bad_rewrite",
+            Self::Fault(_) => "FI",
         }
     }
 }

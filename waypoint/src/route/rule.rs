@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue};
@@ -15,6 +16,7 @@ use proto::waypoint::path_match::Kind;
 use proto::waypoint::{HttpBackend, HttpRoute, HttpRule};
 use rand::Rng;
 
+use super::fault::{DirectResponse, Fault};
 use super::{Answer, Destination, Here, Hit, Reason, Request};
 use crate::filters::cors::{Cors, Grant, Verdict};
 use crate::filters::{Filters, Redirect};
@@ -52,6 +54,8 @@ pub struct Rule {
 
 #[derive(Debug)]
 struct Actions {
+    fault: Fault,
+    direct: Option<DirectResponse>,
     filters: Filters,
     backends: Split<Backend>,
     timeouts: Timeouts,
@@ -133,7 +137,10 @@ impl Actions {
         }
         let backends = wire.backends.iter();
         let backends = backends.map(|wire| (wire.weight, Backend::compile(wire, by_prefix)));
+        let direct = wire.direct_response.as_ref();
         Ok(Self {
+            fault: Fault::compile(wire.fault.as_ref())?,
+            direct: direct.map(DirectResponse::compile).transpose()?,
             filters,
             backends: Split::new(backends),
             timeouts: Timeouts::compile(wire.timeouts.as_ref())?,
@@ -181,6 +188,9 @@ impl<'t> Hit<'t> {
             Ok(actions) => actions,
             Err(why) => return refuse(Reason::InvalidRule(why)),
         };
+        if let Some(abort) = actions.fault.abort(rng) {
+            return refuse(Reason::Fault(abort));
+        }
         let mut edits = ResponseEdits {
             backend: None,
             rule: &actions.filters,
@@ -191,6 +201,13 @@ impl<'t> Hit<'t> {
         }
         if let Some(redirect) = &actions.filters.redirect {
             return self.redirect(redirect, request, edits);
+        }
+        if let Some(response) = &actions.direct {
+            return Answer::Here(Here::Direct {
+                rule,
+                response,
+                edits,
+            });
         }
         let session = actions.session.as_ref();
         let pin = session.and_then(|session| session.read(request.headers, now));
@@ -219,9 +236,16 @@ impl<'t> Hit<'t> {
         }
         let rewrite = |filters: &'t Filters| filters.rewrite.as_ref()?.path.as_ref();
         let path = rewrite(filters).or_else(|| rewrite(&actions.filters));
-        let path = path.map(|change| change.apply(request.path, request.query, self.prefix));
-        let Ok(path_and_query) = path.map(PathAndQuery::try_from).transpose() else {
-            return refuse(Reason::BadRewrite);
+        let path_and_query = match path {
+            None => None,
+            Some(change) => {
+                let changed = change.apply(request.path, request.query, self.prefix);
+                let changed = changed.and_then(|path| PathAndQuery::try_from(path).ok());
+                match changed {
+                    None => return refuse(Reason::BadRewrite),
+                    changed => changed,
+                }
+            }
         };
         Answer::Forward(Forward {
             rule,
@@ -322,6 +346,11 @@ impl ResponseEdits<'_> {
 }
 
 impl Rule {
+    /// How long a request waits before anything else becomes of it, drawn now.
+    pub fn delay(&self, rng: &mut impl Rng) -> Option<Duration> {
+        self.actions.as_ref().ok()?.fault.delay(rng)
+    }
+
     /// What of it can't be honoured.
     pub fn problems(&self) -> impl Iterator<Item = (&RuleName, &str)> {
         let own = self.actions.as_ref().err().map(|why| &**why);

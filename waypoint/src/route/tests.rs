@@ -189,6 +189,7 @@ pub(super) fn outcome(table: &HttpTable, text: &str) -> String {
         Answer::Forward(forward) => forward.destination.hostname.to_string(),
         Answer::Here(Here::Redirect { status, .. }) => status.as_str().to_owned(),
         Answer::Here(Here::Preflight { .. }) => "204".to_owned(),
+        Answer::Here(Here::Direct { response, .. }) => response.status.as_str().to_owned(),
         Answer::Here(Here::Refuse { reason, .. }) => reason.status().as_str().to_owned(),
     }
 }

@@ -167,6 +167,19 @@ impl World {
         SocketAddr::new(address, 80)
     }
 
+    /// A pod of no service that is bound to the waypoint itself.
+    pub(crate) fn pod(&self, name: &str, application: SocketAddr) -> SocketAddr {
+        let identity = id("spiffe://cluster.local/ns/shop/sa/app");
+        let mut pod = Workload::new(format!("c//Pod/shop/{name}"), "shop", identity);
+        pod.addresses = vec![application.ip()];
+        pod.waypoint = Some(GatewayAddress {
+            destination: GatewayDestination::Address(vip(WAYPOINT_VIP)),
+            hbone_mtls_port: 15008,
+        });
+        self.state.update_mesh(|mesh| mesh.upsert_workload(pod));
+        application
+    }
+
     /// An endpoint of it that is known by a host name only.
     pub(crate) fn named(&self, name: &str, host_of_endpoint: &str) {
         let identity = id("spiffe://cluster.local/ns/shop/sa/app");

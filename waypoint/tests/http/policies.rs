@@ -226,3 +226,47 @@ async fn a_connection_that_carries_bytes_ends_with_the_policy_that_allowed_it() 
     assert_eq!(stopped, 1);
     assert!(soon(stream.read_exact(&mut back)).await.is_err());
 }
+
+#[tokio::test]
+async fn what_lets_nothing_pass_to_a_pod_says_so_to_requests_and_to_bytes() {
+    let world = World::new().await;
+    let to = world.pod("alone", application("alone").await);
+    let closed = |requests_only| {
+        let settings = Settings::compile(&wire::Waypoint {
+            closures: vec![wire::Closure {
+                why: "the plugin is not run".into(),
+                ports: vec![to.port().into()],
+                requests_only,
+            }],
+            ..wire::Waypoint::default()
+        });
+        world.state.update_settings(Some(settings.unwrap()));
+    };
+    assert_eq!(world.get(to, "/").await.seen()["app"], "alone");
+    for requests_only in [true, false] {
+        closed(requests_only);
+        let answer = world.get(to, "/").await;
+        assert_eq!(
+            (answer.status, &*answer.body),
+            (500, "the plugin is not run\n")
+        );
+    }
+    // Bytes are no requests.
+    closed(true);
+    let bytes = b"no request at all, and long enough to be none\r\n\r\n";
+    let mut stream = world.connect(to).await;
+    stream.write_all(bytes).await.unwrap();
+    let mut heard = Vec::new();
+    let _ = soon(stream.read_to_end(&mut heard)).await;
+    assert!(
+        heard.starts_with(b"HTTP/1.1 400"),
+        "the application's own word"
+    );
+    closed(false);
+    let mut stream = world.connect(to).await;
+    stream.write_all(bytes).await.unwrap();
+    let read = soon(stream.read(&mut [0; 10])).await;
+    assert!(read.is_err(), "{read:?}");
+    let refused = ["culvert_connections_refused_total", "DENY", "} 1"];
+    world.until_counted(&refused).await;
+}

@@ -8,8 +8,11 @@ use std::time::{Duration, Instant};
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use proto::waypoint::{
-    Destination, Header, HeaderModifier, HttpBackend, HttpFilter, HttpMatch, HttpRule, Mirror,
-    Protocol, Redirect, Retry, Timeouts, ValueMatch, http_backend::Target, http_filter::Kind,
+    Destination, DirectResponse, Fault, Header, HeaderModifier, HttpBackend, HttpFilter, HttpMatch,
+    HttpRule, Mirror, Protocol, Redirect, Retry, Share, Timeouts, ValueMatch,
+    fault::{Abort, Delay, abort::Status},
+    http_backend::Target,
+    http_filter::Kind,
     value_match::Value,
 };
 
@@ -137,6 +140,83 @@ async fn some_answers_need_no_endpoint() {
     );
     world
         .until_counted(&["istio_requests_total", "response_flags=\"NR\"", "\"404\""])
+        .await;
+}
+
+#[tokio::test]
+async fn rules_answer_delay_and_fail_on_purpose() {
+    const DELAY: Duration = Duration::from_millis(300);
+    let mut world = World::new().await;
+    let front = world.service("front", &[application("front").await]);
+    let all = Some(Share {
+        numerator: 1,
+        denominator: 1,
+    });
+    let mut direct = rule(vec![]);
+    direct.matches = vec![if_header("x-try", "direct")];
+    direct.direct_response = Some(DirectResponse {
+        status: 418,
+        body: b"short and stout".to_vec(),
+    });
+    direct.filters = vec![filter(Kind::ResponseHeaders(HeaderModifier {
+        set: vec![Header {
+            name: "content-type".into(),
+            value: "text/x-tea".into(),
+        }],
+        ..HeaderModifier::default()
+    }))];
+    let abort = |status| Fault {
+        delay: None,
+        abort: Some(Abort {
+            share: all,
+            status: Some(status),
+        }),
+    };
+    let mut failing = rule(vec![to("front", 1)]);
+    failing.matches = vec![if_header("x-try", "abort")];
+    failing.fault = Some(abort(Status::Http(507)));
+    let mut unavailable = rule(vec![to("front", 1)]);
+    unavailable.matches = vec![if_header("x-try", "grpc")];
+    unavailable.fault = Some(abort(Status::Grpc(8)));
+    let mut slow = rule(vec![to("front", 1)]);
+    slow.fault = Some(Fault {
+        delay: Some(Delay {
+            share: all,
+            duration: Some(DELAY.try_into().unwrap()),
+        }),
+        abort: None,
+    });
+    // Its time begins after the delay.
+    slow.timeouts = Some(Timeouts {
+        request: Some((DELAY * 9 / 10).try_into().unwrap()),
+        backend_request: None,
+    });
+    let rules = vec![direct, failing, unavailable, slow];
+    world.serve("front", Protocol::Http1, rules);
+    let asking = |value: &str| {
+        let mut request = get("/");
+        let value = value.parse().unwrap();
+        request.headers_mut().insert("x-try", value);
+        request
+    };
+    let answer = world.ask(front, asking("direct")).await;
+    assert_eq!((answer.status, &*answer.body), (418, "short and stout"));
+    assert_eq!(answer.header("content-type"), "text/x-tea");
+    let answer = world.ask(front, asking("abort")).await;
+    assert_eq!((answer.status, &*answer.body), (507, "fault filter abort"));
+    let answer = world.ask(front, asking("grpc")).await;
+    assert_eq!(answer.status, 429, "as it translates");
+    let mut request = asking("grpc");
+    let grpc = "application/grpc".parse().unwrap();
+    request.headers_mut().insert("content-type", grpc);
+    let answer = world.ask(front, request).await;
+    assert_eq!((answer.status, answer.header("grpc-status")), (200, "8"));
+    let began = Instant::now();
+    let answer = world.get(front, "/").await;
+    assert_eq!(answer.seen()["app"], "front");
+    assert!(began.elapsed() >= DELAY);
+    world
+        .until_counted(&["istio_requests_total", "response_flags=\"FI\"", "\"507\""])
         .await;
 }
 

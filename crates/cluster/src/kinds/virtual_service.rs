@@ -160,7 +160,18 @@ pub struct Redirect {
 #[serde(default)]
 pub struct DirectResponse {
     pub status: i64,
-    pub body: Option<serde_json::Value>,
+    pub body: Option<DirectBody>,
+    #[serde(flatten)]
+    pub unknown_fields: UnknownFields,
+}
+
+/// One of the two.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DirectBody {
+    pub string: Option<String>,
+    /// In base64.
+    pub bytes: Option<String>,
     #[serde(flatten)]
     pub unknown_fields: UnknownFields,
 }

@@ -29,6 +29,11 @@ pub(super) fn policy(policy: &wire::TrafficPolicy) -> String {
             outliers.max_percent,
             outliers.min_health_percent
         ));
+        parts.extend(
+            outliers
+                .interval
+                .map(|time| format!("looked at each {}", seconds(time))),
+        );
     }
     if let Some(limits) = &policy.limits {
         let most = [

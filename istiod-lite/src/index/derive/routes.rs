@@ -9,7 +9,7 @@ use proto::waypoint as wire;
 use super::{Derived, Index};
 use crate::{
     catalogue::ResourceType,
-    facts::{NamespacedName, mesh_config::Visibility, service::ServicePort},
+    facts::{NamespacedName, Problem, mesh_config::Visibility, service::ServicePort},
     status::routes::{self, Found, ParentStatus},
     translate::{
         policy::TargetKey,
@@ -77,7 +77,7 @@ impl Index {
         let name = workload::host_key(namespace, hostname);
         let each = waypoints.into_iter().map(|waypoint| {
             let mut own = message.clone();
-            for closed in self.closed_by_plugins(parent, waypoint) {
+            for closed in self.closed_by_plugins(Some(parent), waypoint) {
                 closed.close(&mut own);
             }
             let of = ResourceType::WaypointService;
@@ -111,6 +111,13 @@ impl Index {
                 .virtual_conditions(id, &unresolved)
                 .into_iter()
                 .collect();
+        }
+        if let Some(beyond @ 1..) = route.parents.len().checked_sub(routes::MAX_PARENTS) {
+            let words =
+                format!("has so many entries that a status has no room for {beyond} of them");
+            derived
+                .problems
+                .push(Problem::new("spec.parentRefs", words));
         }
         for parent in &route.parents {
             let attached = self.routes_for(&parent.object);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What Istio's own kinds come to at waypoints: VirtualServices by host, DestinationRules, plugins that can't be run.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use proto::waypoint as wire;
 
@@ -16,13 +16,15 @@ use crate::{
     translate::{
         destination_rule::DestinationRule,
         route::{
-            ParentKey, RouteId, Unresolved,
+            ParentKey, Route, RouteId, Rules, Unresolved, is_exported, names_of,
             serving::{Attached, Closed},
         },
         waypoint::Binding,
         workload::{self, WrittenIn},
     },
 };
+
+const NO_EFFECT: &str = "it names no hosts, or no gateway \"mesh\", and no other VirtualService leaves rules to it: it has no effect at waypoints";
 
 impl Index {
     /// The VirtualServices for a host: of the service's namespace, and of its waypoints'.
@@ -35,34 +37,53 @@ impl Index {
         let counts = |of: &str| {
             of == namespace || binding.gateways().any(|gateway| *gateway.namespace == *of)
         };
-        let ids = self.world.routes_of_host.get(host).into_iter().flatten();
-        let ids = ids.filter(|id| counts(&id.name.namespace));
-        let attached = ids.filter_map(|id| {
+        let seen = |id: &RouteId, route: &Route| {
+            let Rules::Virtual(rules) = &route.rules else {
+                return false;
+            };
+            let own = &id.name.namespace;
+            let mut gateways = binding.gateways();
+            gateways.any(|gateway| is_exported(&rules.export_to, own, &gateway.namespace))
+        };
+        let of_host = &self.world.routes_of_host;
+        // One may name it in several ways.
+        let ids: BTreeSet<&RouteId> = names_of(host)
+            .filter_map(|name| of_host.get(&*name))
+            .flatten()
+            .filter(|id| counts(&id.name.namespace))
+            .collect();
+        let attached = ids.into_iter().filter_map(|id| {
+            let route = self.route(id).filter(|route| seen(id, route))?;
             Some(Attached {
                 id,
-                route: self.route(id)?,
+                route,
                 parents: Vec::new(),
             })
         });
         attached.collect()
     }
 
-    /// The DestinationRule for a host: of the first of these namespaces that has one, and there the oldest.
+    /// The DestinationRule for a host: of the first of these namespaces that has one which the first sees, there the one
+    /// that names it the closest, and of those the oldest.
     fn rule_for(&self, host: &str, namespaces: &[&str]) -> Option<&DestinationRule> {
-        let named = self.world.rules_by_host.get(host)?;
+        let by_host = &self.world.rules_by_host;
+        if by_host.is_empty() {
+            return None;
+        }
+        let asking = namespaces.first().copied().unwrap_or_default();
         let root = self.mesh.root_namespace.as_str();
-        namespaces
-            .iter()
-            .copied()
-            .chain([root])
-            .find_map(|namespace| {
-                named
-                    .iter()
-                    .filter(|name| *name.namespace == *namespace)
-                    .filter_map(|name| Some((self.rule(name)?, &name.name)))
+        let mut namespaces = namespaces.iter().copied().chain([root]);
+        namespaces.find_map(|namespace| {
+            names_of(host).find_map(|name| {
+                let named = by_host.get(&*name)?.iter();
+                let here = named.filter(|name| *name.namespace == *namespace);
+                let rules = here.filter_map(|name| Some((self.rule(name)?, &name.name)));
+                rules
+                    .filter(|(rule, _)| is_exported(&rule.export_to, namespace, asking))
                     .min_by_key(|(rule, name)| (rule.created, *name))
                     .map(|(rule, _)| rule)
             })
+        })
     }
 
     /// How a port of a host is spoken to.
@@ -169,20 +190,20 @@ impl Index {
         uids
     }
 
-    /// What plugins refuse of a service's traffic at a waypoint.
+    /// What plugins refuse at a waypoint: of a service's traffic, or of that which is meant for no service.
     pub(super) fn closed_by_plugins(
         &self,
-        parent: &ParentKey,
+        parent: Option<&ParentKey>,
         waypoint: &NamespacedName,
     ) -> Vec<Closed> {
-        let service = match parent {
+        let service = parent.map(|parent| match parent {
             ParentKey::Service(name) => Target::Service(name.clone()),
             ParentKey::Entry(name) => Target::Entry(name.clone()),
-        };
-        let gateway = self.world.gateway(waypoint);
-        let class = gateway.map(|(gateway, _)| Target::Class(gateway.class.clone()));
-        let targets = [service, Target::Gateway(waypoint.clone())];
-        let named = targets.iter().chain(&class);
+        });
+        let known = self.world.gateway(waypoint);
+        let class = known.map(|(known, _)| Target::Class(known.class.clone()));
+        let gateway = Target::Gateway(waypoint.clone());
+        let named = service.iter().chain([&gateway]).chain(&class);
         let named = named.filter_map(|target| self.world.plugins_by_target.get(target));
         let closed = named.flatten().filter_map(|name| {
             let plugin = self.world.inhabitants(&name.namespace)?.plugins.get(&name.name)?;
@@ -226,7 +247,7 @@ impl Index {
                 "it is for no waypoint and no service (spec.targetRefs), and has no effect"
             }
             (false, Fails::Closed) => {
-                "plugins are not run: requests to services that it covers are answered 500, connections are reset (failStrategy FAIL_CLOSE)"
+                "plugins are not run: requests that it covers are answered 500, connections are reset (failStrategy FAIL_CLOSE)"
             }
             (false, Fails::Open) => {
                 "plugins are not run: traffic passes without it (failStrategy FAIL_OPEN)"
@@ -254,7 +275,12 @@ impl Index {
             .map(|(field, why)| format!("{field}: {}", why.words));
         let words: Vec<String> = faults.chain(lost).collect();
         let said = crate::translate::route::said(&words);
+        let idle = route.hosts.is_empty() && !self.world.delegating.contains_key(&id.name);
         Some(if words.is_empty() {
+            let said = match idle {
+                true => NO_EFFECT.to_owned(),
+                false => said,
+            };
             status::waypoint_accepted(Verdict::True, "Accepted", said)
         } else if broken > 0 && broken == all {
             status::waypoint_accepted(Verdict::False, "UnsupportedValue", said)

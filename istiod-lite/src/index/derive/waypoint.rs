@@ -12,7 +12,7 @@ use crate::{
     status::policies::{self, Found},
     translate::{
         policy::{Policy, TargetKey},
-        route::ParentKey,
+        route::{ParentKey, serving::Closed},
         waypoint::Binding,
     },
 };
@@ -48,6 +48,7 @@ impl Index {
         policies.dedup();
         let mut token_rules = self.token_rules_for(&TargetKey::Gateway(name.clone()));
         token_rules.extend(self.token_rules_for(&TargetKey::Class(gateway.class.clone())));
+        let closures = self.closed_by_plugins(None, name).into_iter();
         let config = &self.world.mesh_config;
         let own = std::iter::once(self.mesh.trust_domain.as_str());
         let aliases = config.trust_domain_aliases.iter().map(String::as_str);
@@ -61,6 +62,7 @@ impl Index {
             authorizers: config.authorizers().collect(),
             explain: gateway.explains,
             token_rules,
+            closures: closures.map(Closed::message).collect(),
         };
         Some(Derived {
             served: vec![(

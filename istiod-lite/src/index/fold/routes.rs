@@ -135,9 +135,7 @@ impl Index {
             let parents = route.parents.iter();
             touched.extend(parents.map(|parent| Subject::of_parent(&parent.object)));
             for host in &route.hosts {
-                touched.extend(self.name_of_host(host).map(Subject::Service));
-                let entries = self.world.hosts.get(host).into_iter().flatten();
-                touched.extend(entries.cloned().map(Subject::Entry));
+                touched.extend(self.having(host));
             }
         }
         touched

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! DestinationRules and WasmPlugins into the facts. Each touches the services that it is for, and what leads to them.
 
-use std::{collections::HashMap, hash::Hash};
+use std::{
+    collections::{BTreeSet, HashMap},
+    hash::Hash,
+};
 
 use super::{Index, Subject};
 use crate::{
@@ -9,10 +12,13 @@ use crate::{
         Labels, NamespacedName,
         plugin::{Plugin, Target},
     },
-    translate::{destination_rule::DestinationRule, route::Host},
+    translate::{
+        destination_rule::DestinationRule,
+        route::{Host, closeness, names_of},
+    },
 };
 
-type Names<K> = HashMap<K, std::collections::BTreeSet<NamespacedName>>;
+type Names<K> = HashMap<K, BTreeSet<NamespacedName>>;
 
 impl Index {
     pub(super) fn set_rule(&mut self, name: &NamespacedName, facts: Option<DestinationRule>) {
@@ -94,30 +100,73 @@ impl Index {
             Target::Entry(name) => {
                 self.dirty.insert(Subject::Entry(name.clone()));
             }
-            Target::Gateway(name) => {
-                let users = self.users.get(name).into_iter().flatten();
-                self.dirty.extend(users.cloned());
-            }
+            Target::Gateway(name) => self.mark_served_by(name),
             Target::Class(class) => {
                 let gateways = self.world.gateways_by_class.get(class);
-                let gateways = gateways.into_iter().flatten();
-                let users = gateways.filter_map(|gateway| self.users.get(gateway));
-                self.dirty.extend(users.flatten().cloned());
+                let gateways: Vec<_> = gateways.into_iter().flatten().cloned().collect();
+                for gateway in &gateways {
+                    self.mark_served_by(gateway);
+                }
             }
         }
     }
 
-    /// Marks whatever has a host.
+    /// Marks a waypoint, and what it serves.
+    fn mark_served_by(&mut self, waypoint: &NamespacedName) {
+        let users = self.users.get(waypoint).into_iter().flatten();
+        self.dirty.extend(users.cloned());
+        self.dirty.insert(Subject::Waypoint(waypoint.clone()));
+    }
+
+    /// Marks whatever has a host of this name.
     pub(super) fn mark_host(&mut self, host: &str) {
-        if let Some(service) = self.name_of_host(host) {
-            self.dirty.insert(Subject::Service(service));
+        let having = self.having(host);
+        self.dirty.extend(having);
+    }
+
+    /// Whatever has a host of this name, or of one that it stands for.
+    pub(super) fn having(&self, name: &str) -> BTreeSet<Subject> {
+        if !name.starts_with('*') {
+            let service = self.name_of_host(name).map(Subject::Service);
+            let entries = self.world.hosts.get(name).into_iter().flatten();
+            let entries = entries.cloned().map(Subject::Entry);
+            return service.into_iter().chain(entries).collect();
         }
-        let entries = self.world.hosts.get(host).into_iter().flatten();
-        self.dirty.extend(entries.cloned().map(Subject::Entry));
+        let entries = self.world.hosts.iter();
+        let entries = entries.filter(|(host, _)| closeness(name, host).is_some());
+        let entries = entries.flat_map(|(_, entries)| entries.iter().cloned());
+        let mut having: BTreeSet<_> = entries.map(Subject::Entry).collect();
+        for (namespace, here) in &self.world.namespaces {
+            let services = here.services.keys();
+            let services = services.filter(|service| {
+                closeness(name, &self.mesh.hostname(namespace, service)).is_some()
+            });
+            having.extend(services.map(|service| {
+                Subject::Service(NamespacedName::new(namespace.clone(), service.clone()))
+            }));
+        }
+        having
     }
 
     /// Marks the routes that lead to a host, and what they are for.
     pub(super) fn mark_leading_to(&mut self, host: &str) {
+        if host.starts_with('*') {
+            let hosts = self.world.routes_by_host.keys();
+            let hosts = hosts.filter(|known| closeness(host, known).is_some());
+            let hosts: Vec<Host> = hosts.cloned().collect();
+            let services = self.world.routes_by_service.keys();
+            let services = services.filter(|name| {
+                closeness(host, &self.mesh.hostname(&name.namespace, &name.name)).is_some()
+            });
+            let services: Vec<NamespacedName> = services.cloned().collect();
+            for host in hosts {
+                self.mark_routes_to_host(&host);
+            }
+            for service in services {
+                self.mark_routes_to(&service);
+            }
+            return;
+        }
         self.mark_routes_to_host(host);
         if let Some(service) = self.name_of_host(host) {
             self.mark_routes_to(&service);
@@ -148,9 +197,11 @@ impl Index {
     }
 
     fn has_subsets(&self, host: &str) -> bool {
-        let rules = self.world.rules_by_host.get(host).into_iter().flatten();
-        let mut rules = rules.filter_map(|name| self.rule(name));
-        rules.any(DestinationRule::has_subsets)
+        names_of(host).any(|name| {
+            let rules = self.world.rules_by_host.get(&*name).into_iter().flatten();
+            let mut rules = rules.filter_map(|name| self.rule(name));
+            rules.any(DestinationRule::has_subsets)
+        })
     }
 
     pub(in crate::index) fn rule(&self, name: &NamespacedName) -> Option<&DestinationRule> {

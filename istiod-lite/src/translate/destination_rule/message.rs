@@ -103,6 +103,15 @@ fn balancer(given: &dr::LoadBalancer, at: &str, told: &mut Told) -> wire::LoadBa
 
 fn hash_key(given: &dr::ConsistentHash, at: &str, told: &mut Told) -> Option<wire::HashKey> {
     told.unknown(at, &given.unknown_fields);
+    // Who gets what changes with them, but not that the same gets the same.
+    told.unused(
+        at,
+        &[
+            (given.ring_hash.is_some(), "ringHash"),
+            (given.maglev.is_some(), "maglev"),
+            (given.minimum_ring_size.is_some(), "minimumRingSize"),
+        ],
+    );
     let text = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
     let from = if let Some(header) = text(&given.http_header_name) {
         From::Header(header)
@@ -183,6 +192,7 @@ fn outliers(given: &dr::OutlierDetection, at: &str, told: &mut Told) -> wire::Ou
             given.max_ejection_percent.or(Some(10)),
         ),
         min_health_percent: told.percent(at, "minHealthPercent", given.min_health_percent),
+        interval: told.time(at, "interval", given.interval.as_deref()),
     }
 }
 

@@ -403,6 +403,7 @@ fn cors(wanted: &kinds::CorsFilter, at: &str, faults: &mut Faults) -> wire::Cors
         allow_headers,
         expose_headers,
         max_age,
+        ..wire::Cors::default()
     }
 }
 

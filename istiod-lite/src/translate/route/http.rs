@@ -126,7 +126,10 @@ impl Draft {
         let broken = !own.0.is_empty();
         if broken {
             message.invalid = said(&own.0);
-        } else if backends.is_empty() && !filters.iter().any(Filter::redirects) {
+        } else if backends.is_empty()
+            && message.direct_response.is_none()
+            && !filters.iter().any(Filter::redirects)
+        {
             // No fault of the route, and yet there is nowhere to go.
             "names no backend of any weight".clone_into(&mut message.invalid);
         }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a route belongs to, and where it leads: references, read but not followed.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use cluster::{check_subdomain, kinds};
+use serde_json::json;
 
 use super::Host;
 use crate::facts::{
@@ -14,8 +15,6 @@ use crate::facts::{
 
 const GATEWAY_GROUP: &str = "gateway.networking.k8s.io";
 const ISTIO_GROUP: &str = "networking.istio.io";
-/// Parents of one route.
-const MAX_PARENTS: usize = 32;
 
 /// What a route can be for.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -74,17 +73,14 @@ impl Parent {
     }
 }
 
-/// Reads the references to services, each once.
+/// Reads the references to services, each once. An API server takes 32 of them; files may have more.
 pub(super) fn parents(references: &[kinds::ParentReference], namespace: &Arc<str>) -> Vec<Parent> {
-    let mut parents: Vec<Parent> = Vec::new();
-    for reference in references.iter().take(MAX_PARENTS) {
-        if let Some(parent) = Parent::read(reference, namespace)
-            && !parents.contains(&parent)
-        {
-            parents.push(parent);
-        }
-    }
-    parents
+    let mut seen = HashSet::new();
+    let once = references
+        .iter()
+        .filter(|reference| seen.insert(json!(reference).to_string()));
+    once.filter_map(|reference| Parent::read(reference, namespace))
+        .collect()
 }
 
 /// Where a reference leads, by name.

@@ -85,6 +85,15 @@ pub struct Closed {
 }
 
 impl Closed {
+    /// Of connections that are meant for a workload.
+    pub fn message(self) -> wire::Closure {
+        wire::Closure {
+            why: self.why,
+            ports: self.ports.into_iter().map(u32::from).collect(),
+            requests_only: self.requests_only,
+        }
+    }
+
     /// Puts what answers with an error in place of all routes.
     pub fn close(&self, service: &mut wire::Service) {
         for port in &mut service.ports {

@@ -124,6 +124,66 @@ pub(super) fn expression(text: &str) -> Result<(), String> {
     }
 }
 
+/// How many groups an expression has that need not match as a whole, the match itself among them.
+pub(super) fn groups(text: &str) -> Result<usize, String> {
+    expression(text)?;
+    let compiled = RegexBuilder::new(text).unicode(false).build();
+    let groups = compiled.map(|compiled| compiled.captures_len());
+    groups.map_err(|_| format!("{text:?} is no regular expression"))
+}
+
+/// Whether a text can stand in place of what an expression with so many groups matches, as the waypoint will read it.
+pub(super) fn substitution(text: &str, groups: usize) -> Result<(), String> {
+    const LONGEST: usize = 4096;
+    if text.len() > LONGEST {
+        return Err(format!("has {} bytes, {LONGEST} may be", text.len()));
+    }
+    if text.contains(['?', '#']) {
+        return Err(format!("{text:?} has what is no part of a path"));
+    }
+    let mut rest = text.chars();
+    while let Some(letter) = rest.next() {
+        if letter != '\\' {
+            continue;
+        }
+        let group = match rest.next() {
+            Some('\\') => continue,
+            other => other.and_then(|digit| digit.to_digit(10)),
+        };
+        if group.is_none_or(|group| group as usize >= groups) {
+            let words = "names a group by \\ that the expression doesn't have";
+            return Err(format!("{text:?} {words}"));
+        }
+    }
+    Ok(())
+}
+
+/// A status of gRPC, by number or by the name that its protocol gives it.
+pub(super) fn grpc_status(text: &str) -> Option<u32> {
+    const NAMES: [&str; 17] = [
+        "OK",
+        "CANCELLED",
+        "UNKNOWN",
+        "INVALID_ARGUMENT",
+        "DEADLINE_EXCEEDED",
+        "NOT_FOUND",
+        "ALREADY_EXISTS",
+        "PERMISSION_DENIED",
+        "RESOURCE_EXHAUSTED",
+        "FAILED_PRECONDITION",
+        "ABORTED",
+        "OUT_OF_RANGE",
+        "UNIMPLEMENTED",
+        "INTERNAL",
+        "UNAVAILABLE",
+        "DATA_LOSS",
+        "UNAUTHENTICATED",
+    ];
+    let named = NAMES.iter().position(|name| *name == text);
+    let number = named.or_else(|| text.parse().ok().filter(|code| *code < NAMES.len()))?;
+    u32::try_from(number).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,6 +219,24 @@ mod tests {
         for wrong in ["", "1", "s", "1.2.3s", "-1s", "1d", "1e9s", "999999999h"] {
             assert_eq!(millis(wrong), None, "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_substitution_names_groups_that_there_are() {
+        assert_eq!(groups("^/a/([^/]+)(/.*)$"), Ok(3));
+        assert!(groups("(").is_err());
+        assert_eq!(substitution(r"/b\2\\\0", 3), Ok(()));
+        for wrong in [r"\3", r"\x", "\\", "/a?b"] {
+            assert!(substitution(wrong, 3).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn statuses_of_grpc_have_names_and_numbers() {
+        assert_eq!(grpc_status("UNAVAILABLE"), Some(14));
+        assert_eq!(grpc_status("16"), Some(16));
+        assert_eq!(grpc_status("17"), None);
+        assert_eq!(grpc_status("unavailable"), None);
     }
 
     #[test]

@@ -15,17 +15,21 @@ use proto::waypoint as wire;
 use super::{
     Backend, Faults, Host, HttpRule, Reach, Reference, Route, Rules, Target, Unresolved,
     filters::{self, Place, Prefix},
+    hosts::pattern,
     http::Draft,
 };
 use crate::{
-    facts::{created, endpoint::is_host, service::port_number},
+    facts::{NamespacedName, created, endpoint::is_host, service::port_number},
     translate::Mesh,
 };
 
 mod changes;
 mod conditions;
 mod connections;
+mod delegation;
 mod retry;
+
+pub(crate) use delegation::delegates;
 
 /// Rules of each kind.
 const MAX_RULES: usize = 512;
@@ -45,6 +49,8 @@ pub struct Virtual {
     pub tls: Vec<Connections>,
     /// For connections.
     pub tcp: Vec<Connections>,
+    /// The namespaces whose waypoints follow it, as `exportTo` has them; none: all.
+    pub export_to: Vec<String>,
 }
 
 /// A rule for requests.
@@ -116,8 +122,12 @@ struct Here<'a> {
     mesh: &'a Mesh,
 }
 
-/// Reads a VirtualService.
-pub(super) fn read(service: &kinds::VirtualService, mesh: &Mesh) -> Route {
+/// Reads a VirtualService; `others` finds those that it leaves rules to.
+pub(super) fn read<'a>(
+    service: &kinds::VirtualService,
+    others: impl Fn(&NamespacedName) -> Option<&'a kinds::VirtualService>,
+    mesh: &Mesh,
+) -> Route {
     let namespace: Arc<str> = service
         .metadata
         .namespace
@@ -139,7 +149,10 @@ pub(super) fn read(service: &kinds::VirtualService, mesh: &Mesh) -> Route {
     } else {
         Vec::new()
     };
-    let mut rules = Virtual::default();
+    let mut rules = Virtual {
+        export_to: spec.export_to.clone(),
+        ..Virtual::default()
+    };
     let lengths = [spec.http.len(), spec.tls.len(), spec.tcp.len()];
     let fits = ["spec.http", "spec.tls", "spec.tcp"]
         .iter()
@@ -147,8 +160,41 @@ pub(super) fn read(service: &kinds::VirtualService, mesh: &Mesh) -> Route {
         .all(|(field, length)| faults.at_most(MAX_RULES, length, field));
     if fits && !broken {
         for (position, one) in spec.http.iter().enumerate() {
+            if rules.http.len() > MAX_RULES {
+                break;
+            }
             let at = format!("spec.http[{position}]");
-            rules.http.extend(http(one, &at, here, &mut faults));
+            let parts = match &one.delegate {
+                Some(to) => delegation::parts(one, to, &at, here, &others, &mut faults),
+                None => Ok(Vec::new()),
+            };
+            match parts {
+                Ok(parts) if one.delegate.is_some() => {
+                    for part in &parts {
+                        let there = Here {
+                            namespace: &part.namespace,
+                            mesh,
+                        };
+                        let read =
+                            http(&part.rule, &part.at, there, Faults::default(), &mut faults);
+                        rules.http.extend(read);
+                    }
+                }
+                parts => {
+                    let mut own = Faults::default();
+                    if let Err(words) = parts {
+                        own.add(format!("{at}.delegate"), words);
+                    }
+                    rules.http.extend(http(one, &at, here, own, &mut faults));
+                }
+            }
+        }
+        let with_others = "spec.http, with what it is left to";
+        if !faults.at_most(MAX_RULES, rules.http.len(), with_others) {
+            rules.http = vec![Ordered {
+                rule: HttpRule::broken(&faults.0),
+                matches: Vec::new(),
+            }];
         }
         for (position, one) in spec.tls.iter().enumerate() {
             let at = format!("spec.tls[{position}]");
@@ -183,16 +229,9 @@ fn hosts(spec: &vs::VirtualServiceSpec, here: Here<'_>, faults: &mut Faults) -> 
     let mut hosts = Vec::new();
     for (position, text) in spec.hosts.iter().take(MAX_HOSTS).enumerate() {
         let at = format!("spec.hosts[{position}]");
-        if text.contains('*') {
-            faults.add(
-                at,
-                format!("{text:?}: hosts with wildcards are not followed"),
-            );
-        } else {
-            match here.host(text) {
-                Ok(host) => hosts.push(host),
-                Err(words) => faults.add(at, words),
-            }
+        match pattern(text).map_or_else(|| here.host(text), Ok) {
+            Ok(host) => hosts.push(host),
+            Err(words) => faults.add(at, words),
         }
     }
     hosts
@@ -255,9 +294,14 @@ fn in_mesh(gateways: &[String]) -> bool {
     gateways.is_empty() || gateways.iter().any(|one| one == MESH)
 }
 
-/// None where none of its conditions can be read, or can hold here.
-fn http(one: &vs::HttpRoute, at: &str, here: Here<'_>, faults: &mut Faults) -> Option<Ordered> {
-    let mut own = Faults::default();
+/// None where none of its conditions can be read, or can hold here. `own`: what is wrong with it already.
+fn http(
+    one: &vs::HttpRoute,
+    at: &str,
+    here: Here<'_>,
+    mut own: Faults,
+    faults: &mut Faults,
+) -> Option<Ordered> {
     own.unknown(at, &one.unknown_fields);
     own.at_most(MAX_MATCHES, one.r#match.len(), &format!("{at}.match"));
     let matches = conditions::read(&one.r#match, at, &mut own, faults);
@@ -265,19 +309,6 @@ fn http(one: &vs::HttpRoute, at: &str, here: Here<'_>, faults: &mut Faults) -> O
         // None at all would be everything.
         faults.0.extend(own.0);
         return None;
-    }
-    for (given, field, words) in [
-        (one.delegate.is_some(), "delegate", "is not followed"),
-        (
-            one.direct_response.is_some(),
-            "directResponse",
-            "is not supported",
-        ),
-        (one.fault.is_some(), "fault", "is not supported"),
-    ] {
-        if given {
-            own.add(format!("{at}.{field}"), words);
-        }
     }
     let place = Place {
         namespace: here.namespace,
@@ -290,6 +321,7 @@ fn http(one: &vs::HttpRoute, at: &str, here: Here<'_>, faults: &mut Faults) -> O
         place,
         &mut own,
     );
+    changes::beyond(one, at, &mut filters, &mut own);
     filters.extend(changes::mirrors(one, at, here, &mut own));
     if one.redirect.is_some() && !one.route.is_empty() {
         own.add(
@@ -301,6 +333,8 @@ fn http(one: &vs::HttpRoute, at: &str, here: Here<'_>, faults: &mut Faults) -> O
         name: one.name.clone().unwrap_or_default(),
         timeouts: retry::timeouts(one, at, &mut own),
         retry: retry::read(one.retries.as_ref(), at, &mut own, faults),
+        fault: changes::fault(one, at, &mut own),
+        direct_response: changes::direct_response(one, at, &mut own),
         ..wire::HttpRule::default()
     };
     let draft = Draft {

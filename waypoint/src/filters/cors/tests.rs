@@ -13,8 +13,7 @@ fn wire(origins: &str, methods: &str, headers: &str, credentials: bool) -> Wire 
         allow_credentials: credentials,
         allow_methods: list(methods),
         allow_headers: list(headers),
-        expose_headers: Vec::new(),
-        max_age: 0,
+        ..Wire::default()
     }
 }
 
@@ -290,4 +289,28 @@ fn all_headers_are_exposed_to_those_without_credentials_only() {
         let seen = answer(&Cors::compile(&wire).unwrap(), "GET", "https://a", &[]);
         assert_eq!(seen.contains("expose-headers: *"), expected);
     }
+}
+
+#[test]
+fn origins_may_be_told_by_expressions_and_other_preflights_may_go_on() {
+    const GET: &[(&str, &str)] = &[("method", "GET")];
+    let mut said = wire("https://exact.com", "GET", "", false);
+    said.origin_patterns = list(r"https://[a-c]\.example http://.*");
+    let cors = Cors::compile(&said).unwrap();
+    let origin = |origin: &str| answer(&cors, "GET", origin, &[]);
+    for good in ["https://exact.com", "https://b.example", "http://any:81"] {
+        assert_eq!(origin(good), format!("allow-origin: {good}"));
+    }
+    assert_eq!(origin("https://d.example"), "plain");
+    assert_eq!(origin("https://b.example.org"), "plain", "as a whole");
+    assert_eq!(
+        answer(&cors, "OPTIONS", "https://d.example", GET),
+        "refused"
+    );
+    said.forward_preflights = true;
+    let cors = Cors::compile(&said).unwrap();
+    assert_eq!(answer(&cors, "OPTIONS", "https://d.example", GET), "plain");
+    said.origin_patterns = list("(");
+    let bad = Cors::compile(&said).unwrap_err();
+    assert_eq!(bad.to_string(), "origin \"(\": unclosed group");
 }

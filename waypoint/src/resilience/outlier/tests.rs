@@ -156,3 +156,19 @@ fn endpoints_that_come_and_go_leave_nothing() {
     well.ended(1, &[Outcome::Status(503), GOOD]);
     assert!(well.outliers.suspects.is_empty());
 }
+
+#[test]
+fn with_an_interval_endpoints_come_back_at_its_multiples_and_are_forgiven_by_it() {
+    let mut service = Service::new(10);
+    service.policy.interval = Some(Duration::from_secs(20));
+    assert_eq!(service.ended(1, &BAD), Some(40));
+    service.pass(41);
+    assert_eq!(service.ended(1, &BAD), Some(60));
+    // Well for one interval after the second time: it counts as once.
+    service.pass(60 + 21);
+    assert_eq!(service.ended(1, &[GOOD]), None);
+    assert_eq!(service.ended(1, &BAD), Some(60));
+    service.pass(60 + 41);
+    assert_eq!(service.ended(1, &[GOOD]), None);
+    assert_eq!(service.ended(1, &BAD), Some(40));
+}

@@ -92,3 +92,71 @@ fn what_a_start_matched_is_replaced_as_a_prefix_is() {
     assert_eq!(rewritten("/api", "/v2", "/apis"), "/v2s");
     assert_eq!(rewritten("/", "/v2", "/x"), "/v2/x");
 }
+
+#[test]
+fn a_rule_may_answer_itself_or_fail_on_purpose() {
+    use proto::waypoint::fault::{Abort, abort::Status};
+    use proto::waypoint::{DirectResponse, Fault, Share};
+    let mut direct = rule("");
+    direct.direct_response = Some(DirectResponse {
+        status: 418,
+        body: b"short and stout".to_vec(),
+    });
+    let table = HttpTable::in_order(&[route("r", [direct.clone()])]);
+    assert_eq!(outcome(&table, "/"), "418");
+    let all = Some(Share {
+        numerator: 1,
+        denominator: 1,
+    });
+    let abort = Abort {
+        share: all,
+        status: Some(Status::Http(503)),
+    };
+    direct.fault = Some(Fault {
+        delay: None,
+        abort: Some(abort),
+    });
+    let table = HttpTable::in_order(&[route("r", [direct.clone()])]);
+    assert_eq!(outcome(&table, "/"), "503", "before anything else");
+    direct.fault = None;
+    direct.direct_response = Some(DirectResponse::default());
+    let table = HttpTable::in_order(&[route("r", [direct])]);
+    assert_eq!(outcome(&table, "/"), "500");
+    let why: Vec<_> = table.problems().map(|(_, why)| why.to_owned()).collect();
+    assert_eq!(why, ["direct_response: no status 0"]);
+}
+
+#[test]
+fn what_an_expression_matches_is_replaced_and_the_query_stays() {
+    let rewritten = |pattern: &str, substitution: &str, asked: &str| {
+        let mut only = rule("-> v1");
+        let regex = proto::waypoint::RegexRewrite {
+            pattern: pattern.into(),
+            substitution: substitution.into(),
+        };
+        let kind = proto::waypoint::path_rewrite::Kind::Regex(regex);
+        only.filters = vec![HttpFilter {
+            kind: Some(http_filter::Kind::Rewrite(proto::waypoint::Rewrite {
+                hostname: String::new(),
+                path: Some(proto::waypoint::PathRewrite { kind: Some(kind) }),
+            })),
+        }];
+        let table = HttpTable::in_order(&[route("r", [only])]);
+        let asked = Asked::new(asked);
+        match table.answer(&asked.request(), NOW, &mut rng()) {
+            Answer::Forward(forward) => forward.path_and_query.map(|path| path.to_string()),
+            Answer::Here(Here::Refuse { reason, .. }) => Some(reason.to_string()),
+            other => panic!("{other:?}"),
+        }
+    };
+    let path = |text: &str| Some(text.to_owned());
+    let swapped = rewritten("^/([^/]+)/(.*)$", r"/\2/\1", "/a/b/c?q=1");
+    assert_eq!(swapped, path("/b/c/a?q=1"));
+    let no_path = path("the route's rewrite leads to no path");
+    assert_eq!(rewritten("^/", "", "/a"), no_path);
+    assert_eq!(rewritten("b", "?", "/b"), no_path);
+    assert_eq!(
+        rewritten("(a", "", "/a"),
+        path("the route's rule is invalid: rewrite: path expression \"(a\": unclosed group")
+    );
+}

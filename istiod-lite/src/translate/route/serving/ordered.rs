@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What VirtualServices come to at a port of a service: for each group of clients their rules in order, older objects first.
-//! They decide only where no route of the Gateway API does.
+//! What VirtualServices come to at a port of a service: for each group of clients their rules in order, those that name its
+//! host itself before those that do by a wildcard, then older objects first. They decide only where no route of the Gateway
+//! API does.
 
 use std::collections::BTreeSet;
 
 use proto::waypoint::{self as wire, Protocol};
 
 use super::{
-    super::{Connections, Rules, Virtual},
+    super::{Connections, Rules, Virtual, closeness},
     Attached, Following, Resolver, Served,
 };
 
@@ -30,7 +31,17 @@ pub(super) fn tables(
     if virtuals.is_empty() || taken("") {
         return Vec::new();
     }
-    virtuals.sort_by_key(|(attached, _)| (attached.route.created, &attached.id.name));
+    virtuals.sort_by_key(|(attached, _)| {
+        let hosts = attached.route.hosts.iter();
+        let closest = hosts
+            .filter_map(|host| closeness(host, served.hostname))
+            .max();
+        (
+            std::cmp::Reverse(closest),
+            attached.route.created,
+            &attached.id.name,
+        )
+    });
     let named: BTreeSet<&str> = virtuals
         .iter()
         .flat_map(|(_, rules)| rules.clients())

@@ -1,13 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a rule of a VirtualService does to requests and answers, in the words of Gateway API's filters, which it shares.
 
+use std::time::Duration;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use cluster::kinds::{self, virtual_service as vs};
 use proto::waypoint as wire;
 
 use super::{
     super::{Faults, Filter, values},
     Here, MAX_BACKENDS, Scoped,
+    conditions::{self, How},
 };
+
+/// As in Istio.
+const MIN_DELAY: Duration = Duration::from_millis(1);
+/// As the waypoint takes them.
+const MAX_DELAY: Duration = Duration::from_secs(3600);
+const MAX_BODY: usize = 1 << 20;
 
 /// What Gateway API has as filters too.
 pub(super) fn filters_of(
@@ -130,8 +140,9 @@ fn rewrite_of(
 ) -> kinds::RouteFilter {
     use wire::path_match::Kind;
     own.unknown(at, &given.unknown_fields);
-    if given.uri_regex_rewrite.is_some() {
-        own.add(format!("{at}.uriRegexRewrite"), "is not supported");
+    let by_regex = given.uri_regex_rewrite.is_some();
+    if by_regex && given.uri.as_deref().is_some_and(|uri| !uri.is_empty()) {
+        own.add(format!("{at}.uri"), "goes with no uriRegexRewrite");
     }
     let kinds = matches.iter().map(|one| {
         one.condition
@@ -169,12 +180,10 @@ fn cors_of(given: &vs::CorsPolicy, at: &str, own: &mut Faults) -> kinds::RouteFi
     own.unknown(at, &given.unknown_fields);
     let mut allow_origins = Vec::new();
     for (position, origin) in given.allow_origins.iter().enumerate() {
-        match &origin.exact {
-            Some(exact) => allow_origins.push(exact.clone()),
-            None => {
-                let words = "only exact origins can be told from others";
-                own.add(format!("{at}.allowOrigins[{position}]"), words);
-            }
+        match conditions::text(origin) {
+            Ok(How::Exact(exact)) => allow_origins.push(exact.to_owned()),
+            Ok(_) => {}
+            Err(words) => own.add(format!("{at}.allowOrigins[{position}]"), words),
         }
     }
     let max_age = given
@@ -202,8 +211,197 @@ fn cors_of(given: &vs::CorsPolicy, at: &str, own: &mut Faults) -> kinds::RouteFi
     }
 }
 
+/// What Gateway API's filters have no words for is put into those that were made of them.
+pub(super) fn beyond(one: &vs::HttpRoute, at: &str, filters: &mut [Filter], own: &mut Faults) {
+    use wire::http_filter::Kind;
+    for filter in filters {
+        let Filter::Ready(wire::HttpFilter { kind: Some(kind) }) = filter else {
+            continue;
+        };
+        match kind {
+            Kind::Rewrite(rewrite) => {
+                let given = one.rewrite.as_ref();
+                if let Some(given) = given.and_then(|given| given.uri_regex_rewrite.as_ref()) {
+                    rewrite.path = regex_rewrite(given, &format!("{at}.rewrite"), own);
+                }
+            }
+            Kind::Cors(cors) => {
+                let Some(given) = &one.cors_policy else {
+                    continue;
+                };
+                let at = format!("{at}.corsPolicy");
+                cors.origin_patterns = origin_patterns(given, &at, own);
+                cors.forward_preflights = match &given.unmatched_preflights {
+                    Some(vs::UnmatchedPreflights::Ignore) => false,
+                    None
+                    | Some(
+                        vs::UnmatchedPreflights::Unspecified | vs::UnmatchedPreflights::Forward,
+                    ) => true,
+                    Some(vs::UnmatchedPreflights::Unknown(other)) => {
+                        let words = format!("{other:?} is not known");
+                        own.add(format!("{at}.unmatchedPreflights"), words);
+                        false
+                    }
+                };
+            }
+            _ => {}
+        }
+    }
+}
+
+fn regex_rewrite(
+    given: &vs::RegexRewrite,
+    at: &str,
+    own: &mut Faults,
+) -> Option<wire::PathRewrite> {
+    let at = format!("{at}.uriRegexRewrite");
+    let groups = match values::groups(&given.r#match) {
+        Ok(groups) => groups,
+        Err(words) => {
+            own.add(format!("{at}.match"), words);
+            return None;
+        }
+    };
+    if let Err(words) = values::substitution(&given.rewrite, groups) {
+        own.add(format!("{at}.rewrite"), words);
+        return None;
+    }
+    let change = wire::RegexRewrite {
+        pattern: given.r#match.clone(),
+        substitution: given.rewrite.clone(),
+    };
+    Some(wire::PathRewrite {
+        kind: Some(wire::path_rewrite::Kind::Regex(change)),
+    })
+}
+
+/// Origins that are known by their beginning, or by an expression.
+fn origin_patterns(given: &vs::CorsPolicy, at: &str, own: &mut Faults) -> Vec<String> {
+    let mut patterns = Vec::new();
+    for (position, origin) in given.allow_origins.iter().enumerate() {
+        // What can't be read was told already.
+        match conditions::text(origin).map(conditions::value) {
+            Ok(Ok(wire::value_match::Value::Regex(pattern))) => patterns.push(pattern),
+            Ok(Err(words)) => own.add(format!("{at}.allowOrigins[{position}]"), words),
+            Ok(Ok(wire::value_match::Value::Exact(_))) | Err(_) => {}
+        }
+    }
+    patterns
+}
+
+/// What is made of requests on purpose.
+pub(super) fn fault(one: &vs::HttpRoute, at: &str, own: &mut Faults) -> Option<wire::Fault> {
+    let given = one.fault.as_ref()?;
+    let at = format!("{at}.fault");
+    own.unknown(&at, &given.unknown_fields);
+    let delay = given.delay.as_ref().map(|delay| {
+        let at = format!("{at}.delay");
+        own.unknown(&at, &delay.unknown_fields);
+        let time = match delay.fixed_delay.as_deref().map(values::fraction) {
+            Some(Ok(time)) if (MIN_DELAY..=MAX_DELAY).contains(&time) => Some(time),
+            Some(Err(words)) => {
+                own.add(format!("{at}.fixedDelay"), words);
+                None
+            }
+            Some(Ok(_)) | None => {
+                own.add(format!("{at}.fixedDelay"), "is no time from 1ms to 1h");
+                None
+            }
+        };
+        wire::fault::Delay {
+            share: share(delay.percentage.as_ref(), &format!("{at}.percentage"), own),
+            duration: time.map(values::wire),
+        }
+    });
+    let abort = given.abort.as_ref().map(|abort| {
+        use wire::fault::abort::Status;
+        let at = format!("{at}.abort");
+        own.unknown(&at, &abort.unknown_fields);
+        let grpc = abort.grpc_status.as_deref().map(str::trim);
+        let status = match (abort.http_status, grpc.filter(|text| !text.is_empty())) {
+            (Some(code), None) => match status(code) {
+                Some(code) => Ok(Status::Http(code)),
+                None => Err(format!("{code} is no status from 200 to 599")),
+            },
+            (None, Some(name)) => match values::grpc_status(name) {
+                Some(code) => Ok(Status::Grpc(code)),
+                None => Err(format!("{name:?} is no status of gRPC")),
+            },
+            _ => Err("names not one of httpStatus and grpcStatus".to_owned()),
+        };
+        wire::fault::Abort {
+            share: share(abort.percentage.as_ref(), &format!("{at}.percentage"), own),
+            status: status.map_err(|words| own.add(&at, words)).ok(),
+        }
+    });
+    if delay.is_none() && abort.is_none() {
+        own.add(&at, "names neither a delay nor an abort");
+    }
+    Some(wire::Fault { delay, abort })
+}
+
+/// An answer that needs no destination.
+pub(super) fn direct_response(
+    one: &vs::HttpRoute,
+    at: &str,
+    own: &mut Faults,
+) -> Option<wire::DirectResponse> {
+    let given = one.direct_response.as_ref()?;
+    let at = format!("{at}.directResponse");
+    own.unknown(&at, &given.unknown_fields);
+    let status = status(given.status).unwrap_or_else(|| {
+        let words = format!("{} is no status from 200 to 599", given.status);
+        own.add(format!("{at}.status"), words);
+        0
+    });
+    let body = match &given.body {
+        None => Vec::new(),
+        Some(body) => {
+            own.unknown(&format!("{at}.body"), &body.unknown_fields);
+            match (&body.string, &body.bytes) {
+                (Some(text), None) => text.as_bytes().to_vec(),
+                (None, Some(coded)) => BASE64.decode(coded).unwrap_or_else(|error| {
+                    own.add(format!("{at}.body.bytes"), format!("is no base64: {error}"));
+                    Vec::new()
+                }),
+                _ => {
+                    own.add(format!("{at}.body"), "is not one of string and bytes");
+                    Vec::new()
+                }
+            }
+        }
+    };
+    if body.len() > MAX_BODY {
+        let words = format!("has {} bytes, {MAX_BODY} may be", body.len());
+        own.add(format!("{at}.body"), words);
+    }
+    for (given, field) in [
+        (!one.route.is_empty(), "route"),
+        (one.redirect.is_some(), "redirect"),
+    ] {
+        if given {
+            own.add(&at, format!("goes with no {field}"));
+        }
+    }
+    Some(wire::DirectResponse { status, body })
+}
+
+fn status(code: i64) -> Option<u32> {
+    u32::try_from(code)
+        .ok()
+        .filter(|code| (200..600).contains(code))
+}
+
+/// A share, of a million.
+fn share(percent: Option<&vs::Percent>, at: &str, own: &mut Faults) -> Option<wire::Share> {
+    Some(wire::Share {
+        numerator: millionths(percent, at, own),
+        denominator: 1_000_000,
+    })
+}
+
 /// Of a million.
-fn share(percent: Option<&vs::Percent>, at: &str, own: &mut Faults) -> u32 {
+fn millionths(percent: Option<&vs::Percent>, at: &str, own: &mut Faults) -> u32 {
     const MILLION: f64 = 1_000_000.0;
     match percent.map_or(100.0, |percent| percent.value) {
         // Between 0 and a million, so nothing is lost but what is smaller than a millionth.
@@ -227,7 +425,7 @@ pub(super) fn mirrors(
     own: &mut Faults,
 ) -> Vec<Filter> {
     let first = one.mirror.as_ref().map(|to| {
-        let numerator = share(
+        let numerator = millionths(
             one.mirror_percentage.as_ref(),
             &format!("{at}.mirrorPercentage"),
             own,
@@ -245,7 +443,7 @@ pub(super) fn mirrors(
         own.unknown(&at, &mirror.unknown_fields);
         filters.push(Filter::Mirror {
             to: here.target(&mirror.destination, &at, own),
-            numerator: share(mirror.percentage.as_ref(), &format!("{at}.percentage"), own),
+            numerator: millionths(mirror.percentage.as_ref(), &format!("{at}.percentage"), own),
             denominator: 1_000_000,
         });
     }

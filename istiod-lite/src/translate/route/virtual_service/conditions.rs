@@ -112,14 +112,14 @@ fn condition(
 }
 
 /// How a text is compared.
-enum How<'a> {
+pub(super) enum How<'a> {
     Exact(&'a str),
     Start(&'a str),
     Pattern(&'a str),
     Any,
 }
 
-fn text(one: &vs::StringMatch) -> Result<How<'_>, String> {
+pub(super) fn text(one: &vs::StringMatch) -> Result<How<'_>, String> {
     if let Some(field) = one.unknown_fields.keys().next() {
         return Err(format!("{field} is not known"));
     }
@@ -170,7 +170,7 @@ fn path(how: How<'_>, any_case: bool) -> Result<Option<Kind>, String> {
     }))
 }
 
-fn value(how: How<'_>) -> Result<Value, String> {
+pub(super) fn value(how: How<'_>) -> Result<Value, String> {
     Ok(match how {
         How::Exact(text) => Value::Exact(text.to_owned()),
         How::Start(text) => Value::Regex(format!("(?s:{}.*)", escape(text))),

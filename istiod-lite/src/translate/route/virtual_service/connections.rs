@@ -63,6 +63,10 @@ fn connections<'a>(
             own.add(format!("{at}.destinationSubnets"), "is not supported");
         }
         // As in Istio, which labels a client has is not known here.
+        if one.source_labels {
+            let words = "is not known to waypoints: the condition is left out";
+            faults.add(format!("{at}.sourceLabels"), words);
+        }
         let port = port(one.port, &at, &mut own);
         if let Ok(port) = port
             && !one.source_labels

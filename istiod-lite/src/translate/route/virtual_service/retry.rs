@@ -42,6 +42,25 @@ pub(super) fn read(
     let at = format!("{at}.retries");
     own.unknown(&at, &wanted.unknown_fields);
     let attempts = wanted.attempts.unwrap_or(DEFAULT_ATTEMPTS).max(0);
+    if attempts > MAX_ATTEMPTS.into() {
+        let words = format!("{attempts} are as good as unbounded: {MAX_ATTEMPTS} count");
+        notes.add(format!("{at}.attempts"), words);
+    }
+    for (given, field) in [
+        (
+            wanted.retry_remote_localities == Some(true),
+            "retryRemoteLocalities",
+        ),
+        (
+            wanted.retry_ignore_previous_hosts == Some(false),
+            "retryIgnorePreviousHosts",
+        ),
+    ] {
+        if given {
+            let words = "is not used by waypoints: another endpoint is tried, the nearest first";
+            notes.add(format!("{at}.{field}"), words);
+        }
+    }
     let attempts = u32::try_from(attempts)
         .unwrap_or(MAX_ATTEMPTS)
         .min(MAX_ATTEMPTS);
