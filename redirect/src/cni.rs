@@ -22,7 +22,8 @@ use serde_json::{Value, json};
 use crate::agent_client::{AgentError, ask};
 use crate::plugin_api::{self, AddReply, AddRequest, DelRequest, GcRequest, PodAddress, PodIp};
 
-const VERSIONS: [&str; 4] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+/// The versions of the CNI specification that the plugin speaks, oldest first.
+pub const VERSIONS: [&str; 4] = ["0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 /// The agent's own pods, which must start while no agent runs.
 const AGENT_POD_PREFIX: &str = "istio-cni-node-";
 

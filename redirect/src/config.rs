@@ -11,6 +11,10 @@ use clap::Parser;
 use ops::logging::{Format, LogConfig};
 
 use crate::enroll::{Selector, Settings};
+use crate::install::{
+    self,
+    conflist::{self, Place, Wanted},
+};
 use crate::plan::{Dns, Families, HostOptions};
 
 #[derive(Debug, Parser)]
@@ -76,6 +80,28 @@ struct Arguments {
     /// Put in front of the paths that the container runtime names
     #[arg(long, env = "HOST_ROOT", default_value = "/")]
     host_root: PathBuf,
+    /// The node's folder of network configurations; without it no CNI plugin is installed
+    #[arg(long, env = "MOUNTED_CNI_NET_DIR")]
+    cni_net_dir: Option<PathBuf>,
+    /// The node's folder of CNI plugins
+    #[arg(long, env = "MOUNTED_CNI_BIN_DIR", default_value = "/host/opt/cni/bin")]
+    cni_bin_dir: PathBuf,
+    /// The plugin's program, as it came with the agent
+    #[arg(long, env = "CNI_PLUGIN", default_value = "/opt/cni/bin/istio-cni")]
+    cni_plugin: PathBuf,
+    /// Install the plugin in a file of its own, which comes first; otherwise in that of the primary plugin
+    #[arg(long, env = "ISTIO_OWNED_CNI_CONFIG", default_value_t = true, action = clap::ArgAction::Set)]
+    owned_cni_config: bool,
+    /// The name of that file
+    #[arg(
+        long,
+        env = "ISTIO_OWNED_CNI_CONFIG_FILENAME",
+        default_value = "02-istio-cni.conflist"
+    )]
+    owned_cni_config_filename: String,
+    /// The namespace of the agent's own pods, which wait for no agent
+    #[arg(long, env = "POD_NAMESPACE", default_value = "istio-system")]
+    pod_namespace: String,
     /// Seconds between looks at the rules of every pod
     #[arg(long, env = "RULE_CHECK_INTERVAL", default_value_t = 30)]
     rule_check_interval: u64,
@@ -106,6 +132,10 @@ pub struct Config {
     pub host: HostOptions,
     pub host_netns: Option<PathBuf>,
     pub host_root: PathBuf,
+    /// How the CNI plugin is installed, if it is.
+    pub install: Option<install::Settings>,
+    /// The namespace of the agent's own pods.
+    pub pod_namespace: String,
     pub rule_check_interval: Duration,
     pub release_deadline: Duration,
     pub on_exit: OnExit,
@@ -177,9 +207,36 @@ impl Config {
                 Format::Plain
             }
         };
+        let own = arguments.owned_cni_config_filename;
+        if !own.ends_with(".conflist") || own.starts_with('.') || own.contains('/') {
+            wrong.push(format!(
+                "owned-cni-config-filename: {own:?} is no name of a list, such as 02-istio-cni.conflist"
+            ));
+        }
         if !wrong.is_empty() {
             return Err(ConfigError(wrong));
         }
+        let excluded_namespaces: Vec<String> = arguments
+            .exclude_namespaces
+            .into_iter()
+            .map(|name| name.trim().to_owned())
+            .filter(|name| !name.is_empty())
+            .collect();
+        let entry = conflist::entry(
+            &arguments.run_dir,
+            &excluded_namespaces,
+            &arguments.pod_namespace,
+        );
+        let place = match arguments.owned_cni_config {
+            true => Place::Own,
+            false => Place::Chained,
+        };
+        let install = arguments.cni_net_dir.map(|net_dir| install::Settings {
+            net_dir,
+            bin_dir: arguments.cni_bin_dir,
+            plugin: arguments.cni_plugin,
+            wanted: Wanted { place, own, entry },
+        });
         Ok(Self {
             source,
             node: arguments.node_name,
@@ -189,12 +246,7 @@ impl Config {
             monitoring: arguments.monitoring,
             enrolment: Settings {
                 selectors,
-                excluded_namespaces: arguments
-                    .exclude_namespaces
-                    .into_iter()
-                    .map(|name| name.trim().to_owned())
-                    .filter(|name| !name.is_empty())
-                    .collect(),
+                excluded_namespaces,
             },
             dns: if arguments.dns_capture {
                 Dns::Captured
@@ -213,6 +265,8 @@ impl Config {
             },
             host_netns: arguments.host_netns,
             host_root: arguments.host_root,
+            install,
+            pod_namespace: arguments.pod_namespace,
             rule_check_interval: Duration::from_secs(arguments.rule_check_interval),
             release_deadline: Duration::from_secs(arguments.release_deadline),
             on_exit: if arguments.disable_safe_upgrade {
@@ -272,6 +326,7 @@ impl Config {
             ("selectors", self.enrolment.selectors.len().to_string()),
             ("dns", format!("{:?}", self.dns)),
             ("host", format!("{:?}", self.host)),
+            ("install", format!("{:?}", self.install)),
             (
                 "rule_check_interval",
                 format!("{:?}", self.rule_check_interval),

@@ -4,7 +4,8 @@
 //! Pure: [`enroll`] decides who is in the mesh, [`plan`] what must hold in a pod (in the words of [`rules`]), [`state`]
 //! what the agent does next, [`zds_link`] what ztunnel is told next. [`nftables`], [`routes`] and [`conntrack`] talk to
 //! the kernel, [`program`] visits a namespace for them. [`pairing`] says whether a namespace is a pod's, [`processes`]
-//! finds those that nobody announced. [`agent`] is the daemon's loop, between [`plugin_server`] (the CNI plugin
+//! finds those that nobody announced. [`install`] puts the plugin on the node, [`departure`] says
+//! whether it stays when the agent ends. [`agent`] is the daemon's loop, between [`plugin_server`] (the CNI plugin
 //! asks), [`zds_server`] (ztunnel answers) and [`memory`] (survives a restart). [`cni`] is the plugin.
 
 pub mod enroll;
@@ -28,6 +29,8 @@ pub mod zds_server;
 pub mod agent;
 mod cluster_view;
 pub mod config;
+pub mod departure;
+pub mod install;
 pub mod memory;
 pub mod pairing;
 pub mod plugin_server;

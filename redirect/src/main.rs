@@ -6,17 +6,19 @@ use std::time::Duration;
 
 use anyhow::Context;
 use capture::Netns;
-use cluster::{Api, Connection, Directory, Follow, Kind, Source, StatusWriter};
+use cluster::{Api, Client, Connection, Directory, Follow, Kind, Source, StatusWriter};
 use http::StatusCode;
 use ops::admin::{Routes, text};
 use ops::health::Readiness;
 use ops::metrics::{Limits, Metrics};
 use redirect::agent::{self, Host, Parts};
 use redirect::config::{Config, OnExit, SourceConfig};
+use redirect::departure::{self, Departure};
+use redirect::install;
 use redirect::memory::Memory;
 use redirect::plan::host_plan;
 use redirect::plugin_api;
-use redirect::plugin_server::PluginServer;
+use redirect::plugin_server::{self, PluginServer};
 use redirect::program;
 use redirect::state::{Options, State};
 use redirect::zds_server::ZdsServer;
@@ -86,9 +88,15 @@ async fn run(config: Config) -> anyhow::Result<()> {
         "redirect_sandboxes_found_total",
         "Pods whose network namespace was found among the node's processes.",
     );
+    metrics.describe(
+        "redirect_cni_repaired_total",
+        "Times that the CNI plugin was not as it was installed and has been put back.",
+    );
     // Before anyone may ask, or the answer would be that nothing is missing.
     let readiness = Readiness::default();
     let ready = readiness.register("cluster state");
+    let install = config.install.clone();
+    let install = install.map(|settings| (settings, readiness.register("CNI plugin")));
     let (shutdown, drain) = ops::shutdown::channel();
     let health = serve_health(&config, &readiness, &metrics, &drain).await?;
 
@@ -102,8 +110,9 @@ async fn run(config: Config) -> anyhow::Result<()> {
         families: config.host.families,
     };
     let (host_netns, on_exit) = (host.netns.clone(), config.on_exit);
+    let pod_namespace = config.pod_namespace.clone();
     // Before the node is touched: an agent with a mistaken source leaves nothing behind.
-    let (source, status) = open_cluster(&config).await?;
+    let (source, status, client) = open_cluster(&config).await?;
     prepare_host(&host).await?;
 
     std::fs::create_dir_all(&config.run_dir)
@@ -127,6 +136,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let (zds, answers) = ZdsServer::bind(&config.ztunnel_socket, wanted_receiver)
         .with_context(|| format!("ztunnel's socket {}", config.ztunnel_socket.display()))?;
     let (question_sender, questions) = mpsc::channel(QUESTIONS);
+    let status_questions = question_sender.clone();
     let plugin_socket = config.run_dir.join(plugin_api::SOCKET);
     let plugin = PluginServer::bind(&plugin_socket, question_sender)
         .with_context(|| format!("plugin socket {}", plugin_socket.display()))?;
@@ -145,7 +155,19 @@ async fn run(config: Config) -> anyhow::Result<()> {
         ready,
     };
 
+    let installed = install.as_ref().map(|(settings, _)| settings.clone());
     let servers = [tokio::spawn(zds.run()), tokio::spawn(plugin.run())];
+    let until = drain.clone();
+    let installer = tokio::spawn(async move {
+        if let Some((settings, ready)) = install {
+            // Not before the agent can answer: until then a node starts pods as it did.
+            tokio::select! {
+                () = plugin_server::answering(&status_questions) => {}
+                () = until.requested() => return,
+            }
+            install::keep(settings, ready, until).await;
+        }
+    });
     let agent = tokio::spawn(agent::run(parts, drain));
     let signal = ops::shutdown::terminated().await.context("signals")?;
     info!(signal, "agent stops");
@@ -155,7 +177,21 @@ async fn run(config: Config) -> anyhow::Result<()> {
         server.abort();
     }
     health.abort();
-    if on_exit == OnExit::CleanUp {
+    // Or it would put back what is removed below.
+    installer.await.context("the CNI plugin's installer")?;
+    let departure = match (on_exit, client) {
+        (OnExit::CleanUp, _) => Departure::Last("AMBIENT_DISABLE_SAFE_UPGRADE".to_owned()),
+        (OnExit::Leave, None) => Departure::Succeeded,
+        (OnExit::Leave, Some(client)) => departure::ask(&client, &pod_namespace).await,
+    };
+    if let Departure::Last(why) = departure {
+        info!(
+            why,
+            "no agent follows on this node: its plugin and its rules go"
+        );
+        if let Some(installed) = installed {
+            installed.remove().context("removing the CNI plugin")?;
+        }
         program::remove_host(&host_netns).context("removing the node's rules")?;
     }
     Ok(())
@@ -163,11 +199,12 @@ async fn run(config: Config) -> anyhow::Result<()> {
 
 /// What the cluster says, and where the agent's own word goes. Of an API server no more is asked than the pods of this
 /// node, and of namespaces their labels.
-async fn open_cluster(config: &Config) -> anyhow::Result<(Source, StatusWriter)> {
+async fn open_cluster(config: &Config) -> anyhow::Result<(Source, StatusWriter, Option<Client>)> {
     const MANAGER: &str = "redirect";
     let kubeconfig = match &config.source {
         SourceConfig::Directory(path) => {
-            return Ok((Directory::open(path)?, StatusWriter::new(path, MANAGER)?));
+            let (source, status) = (Directory::open(path)?, StatusWriter::new(path, MANAGER)?);
+            return Ok((source, status, None));
         }
         SourceConfig::Kubernetes(kubeconfig) => kubeconfig,
     };
@@ -178,7 +215,7 @@ async fn open_cluster(config: &Config) -> anyhow::Result<(Source, StatusWriter)>
     ];
     let source = Api::open(&connection, follow)?;
     let status = StatusWriter::to_server(connection.client()?, MANAGER)?;
-    Ok((source, status))
+    Ok((source, status, Some(connection.client()?)))
 }
 
 /// /healthz as soon as the process runs, /readyz once it takes pods, /metrics beside.

@@ -87,6 +87,13 @@ impl PluginServer {
     }
 }
 
+/// Waits until the agent can answer a plugin.
+pub async fn answering(questions: &mpsc::Sender<Question>) {
+    while !matches!(put(questions, Question::Status).await, Ok(Ok(()))) {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
 async fn serve(stream: UnixStream, questions: mpsc::Sender<Question>) {
     let service = service_fn(|request| {
         let questions = questions.clone();

@@ -52,6 +52,10 @@ impl Lab {
         };
         std::fs::create_dir(lab.manifests()).unwrap();
         std::fs::create_dir(lab.run_dir()).unwrap();
+        for folder in ["net.d", "bin"] {
+            std::fs::create_dir(lab.folder.path().join(folder)).unwrap();
+        }
+        lab.write_primary("first");
         lab.apply("namespace.yaml", NAMESPACE);
         lab.start_agent();
         lab
@@ -69,6 +73,21 @@ impl Lab {
         let beside = self.folder.path().join(file);
         std::fs::write(&beside, text).unwrap();
         std::fs::rename(beside, self.manifests().join(file)).unwrap();
+    }
+
+    /// The node's primary CNI plugin says how pods are started.
+    fn write_primary(&self, version: &str) {
+        let list = json!({"cniVersion": "1.1.0", "name": "lab", "plugins": [{"type": "primary", "version": version}]});
+        let beside = self.folder.path().join("primary");
+        std::fs::write(&beside, list.to_string()).unwrap();
+        std::fs::rename(beside, self.folder.path().join("net.d/10-primary.conflist")).unwrap();
+    }
+
+    /// The list by which a runtime starts pods: the first.
+    fn conflist(&self) -> Value {
+        let entries = std::fs::read_dir(self.folder.path().join("net.d")).unwrap();
+        let first = entries.map(|entry| entry.unwrap().path()).min().unwrap();
+        serde_json::from_slice(&std::fs::read(first).unwrap()).unwrap()
     }
 
     fn apply_pod(&self, uid: &str) {
@@ -124,6 +143,18 @@ impl Lab {
             .arg(format!("--run-dir={}", self.run_dir().display()))
             .arg(format!("--host-root={}", self.host_root.display()))
             .arg(format!(
+                "--cni-plugin={}",
+                env!("CARGO_BIN_EXE_redirect-cni")
+            ))
+            .arg(format!(
+                "--cni-net-dir={}",
+                self.folder.path().join("net.d").display()
+            ))
+            .arg(format!(
+                "--cni-bin-dir={}",
+                self.folder.path().join("bin").display()
+            ))
+            .arg(format!(
                 "--ztunnel-socket={}",
                 self.folder.path().join("zds.sock").display()
             ))
@@ -161,7 +192,7 @@ impl Lab {
         std::io::read_to_string(&mut stream).ok()
     }
 
-    /// Calls the plugin as a runtime would; the pod's namespace is reached through this very process.
+    /// Calls the installed plugin as a runtime would; the pod's namespace is reached through this very process.
     fn plugin(&self, command: &str, uid: &str) -> Result<Value, String> {
         self.plugin_for("web", command, uid)
     }
@@ -173,13 +204,20 @@ impl Lab {
             std::process::id(),
             self.pair.pod.as_fd().as_raw_fd()
         );
-        let stdin = json!({
-            "cniVersion": "1.1.0", "name": "lab", "type": "istio-cni", "cni_agent_run_dir": self.run_dir(),
-            "prevResult": {"cniVersion": "1.1.0", "ips": FAMILIES.map(|family| json!({
-                "address": format!("{}/{}", pod_ip(family), if family == Family::V4 { 24 } else { 64 })
-            }))},
-        });
-        let mut child = Command::new(env!("CARGO_BIN_EXE_redirect-cni"))
+        let list = self.conflist();
+        let mut stdin = list["plugins"].as_array().unwrap().last().unwrap().clone();
+        let program = self
+            .folder
+            .path()
+            .join("bin")
+            .join(stdin["type"].as_str().unwrap());
+        for key in ["cniVersion", "name"] {
+            stdin[key] = list[key].clone();
+        }
+        stdin["prevResult"] = json!({"cniVersion": "1.1.0", "ips": FAMILIES.map(|family| json!({
+            "address": format!("{}/{}", pod_ip(family), if family == Family::V4 { 24 } else { 64 })
+        }))});
+        let mut child = Command::new(program)
             .env_clear()
             .envs([
                 ("CNI_COMMAND", command),
@@ -350,6 +388,35 @@ async fn serve(path: &Path, error: &str, hello: &[u8], said: std::sync::mpsc::Se
 
 fn add_of(lab: &Lab, uid: &str) -> String {
     format!("add {uid} clerk {}", lab.pair.pod.id().ino)
+}
+
+#[test]
+fn the_plugin_is_installed_before_all_others_and_outlives_its_agent() {
+    let mut lab = Lab::new();
+    let is_ours = |list: &Value, version: &str| {
+        let plugins = list["plugins"].as_array().unwrap();
+        plugins.len() == 2 && plugins[0]["version"] == version && plugins[1]["type"] == "istio-cni"
+    };
+    assert!(is_ours(&lab.conflist(), "first"), "{}", lab.conflist());
+    lab.write_primary("second");
+    lab.until("it follows the primary", || {
+        is_ours(&lab.conflist(), "second")
+    });
+    lab.until("it counts that", || {
+        let metrics = lab.http("/metrics").unwrap();
+        metrics.contains("redirect_cni_repaired_total 1")
+    });
+    // A node that starts anew, on which no agent runs yet and the primary has just written its file.
+    lab.kill_agent();
+    lab.write_primary("third");
+    let refused = lab.plugin("ADD", "u1").unwrap_err();
+    assert!(
+        refused.contains("shop/web") && refused.contains("no agent at"),
+        "{refused}"
+    );
+    lab.plugin("DEL", "u1").expect("a pod may always go");
+    lab.start_agent();
+    lab.until("it catches up", || is_ours(&lab.conflist(), "third"));
 }
 
 #[test]

@@ -20,6 +20,8 @@ use e2e::kubernetes::Cluster;
 use e2e::network::in_namespace;
 use e2e::plane::{free_port, get};
 use futures_util::TryStreamExt as _;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use prost::Message as _;
 use proto::zds::{
     Ack, WorkloadRequest, WorkloadResponse, workload_request::Payload, workload_response,
@@ -31,6 +33,9 @@ use tokio::sync::mpsc;
 use super::ground::{account, namespace, pod, populated, running};
 
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How the node starts pods without the mesh, and with it.
+const PRIMARY: &str = "10-primary.conflist";
+const INSTALLED: &str = "02-istio-cni.conflist";
 const REDIRECTION: &str = "ambient.istio.io/redirection";
 
 /// A node with its agent, which follows a cluster.
@@ -68,6 +73,11 @@ impl Node {
         let folder = cluster.folder();
         let socket = folder.join("zds.sock");
         let log = std::fs::File::create(folder.join("agent.log"))?;
+        let net_dir = folder.join("net.d");
+        std::fs::create_dir(&net_dir)?;
+        let primary =
+            json!({"cniVersion": "1.1.0", "name": "lab", "plugins": [{"type": "primary"}]});
+        std::fs::write(net_dir.join(PRIMARY), primary.to_string())?;
         let agent = Command::new(programs.join("redirect"))
             .env_clear()
             .args([
@@ -82,6 +92,12 @@ impl Node {
             .arg(format!("--health={health}"))
             .arg(format!("--monitoring={monitoring}"))
             .arg("--release-deadline=1")
+            .arg(format!(
+                "--cni-plugin={}",
+                programs.join("redirect-cni").display()
+            ))
+            .arg(format!("--cni-net-dir={}", net_dir.display()))
+            .arg(format!("--cni-bin-dir={}", folder.display()))
             .stderr(log.try_clone()?)
             .stdout(log)
             .spawn()
@@ -104,6 +120,32 @@ impl Node {
         .await?;
         node.hears("snapshot").await?;
         Ok(node)
+    }
+
+    /// The node's CNI configurations.
+    fn configurations(&self) -> Result<Vec<String>> {
+        let entries = std::fs::read_dir(self.cluster.folder().join("net.d"))?;
+        let name = |entry: std::io::Result<std::fs::DirEntry>| {
+            Ok(entry?.file_name().to_string_lossy().into_owned())
+        };
+        let mut names = entries.map(name).collect::<Result<Vec<_>>>()?;
+        names.sort();
+        Ok(names)
+    }
+
+    /// Tells the agent to end, as a kubelet does.
+    async fn end_agent(&mut self) -> Result<()> {
+        let pid = i32::try_from(self.agent.id())?;
+        kill(Pid::from_raw(pid), Signal::SIGTERM)?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.agent.try_wait()? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => bail!("{status}; log: {}", self.log()),
+                None => ensure!(Instant::now() < deadline, "it runs on; log: {}", self.log()),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 
     fn log(&self) -> String {
@@ -370,6 +412,10 @@ async fn a_pod_of_this_node_is_captured_and_annotated_until_its_label_goes() -> 
     }
     node.is_annotated(&web, Some("enabled")).await?;
     assert!(node.cluster.get(&gone).await.is_err());
+
+    // Another agent follows: no pod may start unasked until then.
+    node.end_agent().await?;
+    assert_eq!(node.configurations()?, [INSTALLED, PRIMARY]);
     Ok(())
 }
 
@@ -410,5 +456,15 @@ async fn while_the_server_is_lost_pods_stay_captured_and_unknown_ones_do_not_sta
     let late = Sandbox::new("late", node.uid(&late).await?, Ipv4Addr::new(10, 1, 0, 3))?;
     node.plugin("ADD", &late).await?;
     node.hears(&late.served()).await?;
+
+    // Uninstalled: the node starts pods as it did before.
+    assert_eq!(node.configurations()?, [INSTALLED, PRIMARY]);
+    let daemons = json!({
+        "apiVersion": "apps/v1", "kind": "DaemonSet",
+        "metadata": {"namespace": "istio-system", "name": "istio-cni-node"},
+    });
+    node.cluster.delete(&daemons).await?;
+    node.end_agent().await?;
+    assert_eq!(node.configurations()?, [PRIMARY], "{}", node.log());
     Ok(())
 }
