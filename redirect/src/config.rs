@@ -20,7 +20,8 @@ use crate::plan::{Dns, Families, HostOptions};
 #[derive(Debug, Parser)]
 #[command(
     name = "redirect",
-    about = "Brings the traffic of this node's pods to ztunnel"
+    about = "Brings the traffic of this node's pods to ztunnel",
+    after_help = "`redirect preflight` says whether this node can do that, and what to change if not."
 )]
 struct Arguments {
     /// Where the cluster is described: `kubernetes`, its API server, or `dir:PATH`, a directory of manifests

@@ -5,7 +5,8 @@
 //! what the agent does next, [`zds_link`] what ztunnel is told next. [`nftables`], [`routes`] and [`conntrack`] talk to
 //! the kernel, [`program`] visits a namespace for them. [`pairing`] says whether a namespace is a pod's, [`processes`]
 //! finds those that nobody announced. [`install`] puts the plugin on the node, [`departure`] says
-//! whether it stays when the agent ends. [`agent`] is the daemon's loop, between [`plugin_server`] (the CNI plugin
+//! whether it stays when the agent ends; [`preflight`] says beforehand what will not work, by
+//! a [`canary`] among others. [`agent`] is the daemon's loop, between [`plugin_server`] (the CNI plugin
 //! asks), [`zds_server`] (ztunnel answers) and [`memory`] (survives a restart). [`cni`] is the plugin.
 
 pub mod enroll;
@@ -27,6 +28,7 @@ pub mod zds_link;
 pub mod zds_server;
 
 pub mod agent;
+pub mod canary;
 mod cluster_view;
 pub mod config;
 pub mod departure;
@@ -34,5 +36,6 @@ pub mod install;
 pub mod memory;
 pub mod pairing;
 pub mod plugin_server;
+pub mod preflight;
 pub mod processes;
 pub mod state;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use capture::Netns;
+use clap::Parser as _;
 use cluster::{Api, Client, Connection, Directory, Follow, Kind, Source, StatusWriter};
 use http::StatusCode;
 use ops::admin::{Routes, text};
@@ -19,6 +20,7 @@ use redirect::memory::Memory;
 use redirect::plan::host_plan;
 use redirect::plugin_api;
 use redirect::plugin_server::{self, PluginServer};
+use redirect::preflight;
 use redirect::program;
 use redirect::state::{Options, State};
 use redirect::zds_server::ZdsServer;
@@ -33,6 +35,10 @@ const HOST_TRIES: u32 = 10;
 const HOST_PAUSE: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
+    let mut words = std::env::args();
+    if words.nth(1).as_deref() == Some("preflight") {
+        return preflight();
+    }
     let config = match Config::from_process() {
         Ok(config) => config,
         Err(error) => {
@@ -62,6 +68,18 @@ fn main() -> ExitCode {
     };
     logs.flush(Duration::from_secs(1));
     code
+}
+
+/// `redirect preflight …`
+fn preflight() -> ExitCode {
+    let words = std::env::args().skip(1);
+    let (text, works) = preflight::run(&preflight::Arguments::parse_from(words));
+    print!("{text}");
+    if works {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 async fn run(config: Config) -> anyhow::Result<()> {
