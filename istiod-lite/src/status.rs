@@ -14,6 +14,7 @@ use cluster::{
     Kind, ObjectKey, Partial, StatusWriter,
     k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp},
     kinds,
+    status::Written,
 };
 
 use self::routes::{Entries, ParentStatus};
@@ -279,6 +280,8 @@ pub enum Task {
         object: ObjectKey,
         /// Its uid.
         uid: String,
+        /// The version in which others have said what is repeated here.
+        version: String,
         /// Its status.
         entries: Entries,
     },
@@ -287,12 +290,17 @@ pub enum Task {
         /// The object.
         object: ObjectKey,
     },
+    /// The object is gone.
+    Forget {
+        /// The object.
+        object: ObjectKey,
+    },
 }
 
 /// What is to be done about objects whose conditions may have changed.
 pub fn tasks(index: &Index, objects: &BTreeSet<ObjectKey>, now: Timestamp) -> Vec<Task> {
     let of = |object: &ObjectKey| {
-        if is_route(object.kind) {
+        if object.kind.is_route() {
             return route_task(object, index.parents(object), index.standing(object), now);
         }
         let wanted = Wanted {
@@ -304,13 +312,6 @@ pub fn tasks(index: &Index, objects: &BTreeSet<ObjectKey>, now: Timestamp) -> Ve
     objects.iter().filter_map(of).collect()
 }
 
-fn is_route(kind: Kind) -> bool {
-    matches!(
-        kind,
-        Kind::HTTPRoute | Kind::GRPCRoute | Kind::TLSRoute | Kind::TCPRoute
-    )
-}
-
 fn route_task(
     object: &ObjectKey,
     wanted: &[ParentStatus],
@@ -319,7 +320,7 @@ fn route_task(
 ) -> Option<Task> {
     let object = object.clone();
     let Some(standing) = standing else {
-        return Some(Task::Remove { object });
+        return Some(Task::Forget { object });
     };
     let entries = routes::entries(wanted, &standing.parents, standing.generation, now)?;
     if entries.own.is_empty() && entries.others.is_empty() {
@@ -328,6 +329,7 @@ fn route_task(
     Some(Task::WriteParents {
         object,
         uid: standing.uid.clone(),
+        version: standing.version.clone(),
         entries,
     })
 }
@@ -352,7 +354,9 @@ fn task(
         })
     };
     let Some(standing) = standing else {
-        return remove();
+        return Some(Task::Forget {
+            object: object.clone(),
+        });
     };
     // Istio notes the generation on policies only.
     let observed_generation = standing
@@ -394,7 +398,8 @@ impl Task {
         match self {
             Self::Write { object, .. }
             | Self::WriteParents { object, .. }
-            | Self::Remove { object } => object,
+            | Self::Remove { object }
+            | Self::Forget { object } => object,
         }
     }
 }
@@ -413,13 +418,16 @@ pub fn perform(
         }
         let result = match task {
             Task::Remove { object } => writer.remove(object),
+            Task::Forget { object } => writer.forget(object),
             Task::WriteParents {
                 object,
                 uid,
+                version,
                 entries,
             } => {
                 let mut partial = Partial {
                     others: entries.others.clone(),
+                    version: version.clone(),
                     ..Partial::default()
                 };
                 let parents = serde_json::json!(entries.own);
@@ -443,10 +451,17 @@ pub fn perform(
                 writer.write(object, uid, &partial)
             }
         };
-        if let Err(error) = result {
-            metrics::counter!("culvert_status_write_failures_total").increment(1);
-            tracing::warn!(%error, "a condition could not be written");
-            failed.insert(task.object().clone());
+        match result {
+            Ok(Written::Changed | Written::Unchanged) => {}
+            Ok(Written::Outdated) => {
+                metrics::counter!("culvert_status_write_conflicts_total").increment(1);
+                failed.insert(task.object().clone());
+            }
+            Err(error) => {
+                metrics::counter!("culvert_status_write_failures_total").increment(1);
+                tracing::warn!(%error, "a condition could not be written");
+                failed.insert(task.object().clone());
+            }
         }
     }
     failed

@@ -232,6 +232,8 @@ objects! {
     Pod, "pods", Namespace, with_status, "", ["v1"];
     Service, "services", Namespace, with_status, "", ["v1"];
     Deployment, "deployments", Namespace, with_status, "apps", ["v1"];
+    HorizontalPodAutoscaler, "horizontalpodautoscalers", Namespace, with_status, "autoscaling", ["v2", "v1"];
+    PodDisruptionBudget, "poddisruptionbudgets", Namespace, with_status, "policy", ["v1", "v1beta1"];
     EndpointSlice, "endpointslices", Namespace, without_status, "discovery.k8s.io", ["v1"];
     GatewayClass, "gatewayclasses", Cluster, with_status, "gateway.networking.k8s.io", ["v1", "v1beta1"];
     Gateway, "gateways", Namespace, with_status, "gateway.networking.k8s.io", ["v1", "v1beta1"];
@@ -252,6 +254,16 @@ objects! {
 }
 
 pub(crate) use {with_object, with_type};
+
+impl Kind {
+    /// Whether its status is a list of what each controller says in view of each parent, which all of them write as a whole.
+    pub fn is_route(self) -> bool {
+        matches!(
+            self,
+            Self::HTTPRoute | Self::GRPCRoute | Self::TLSRoute | Self::TCPRoute
+        )
+    }
+}
 
 impl Object {
     /// Whether both are the very same object in memory.

@@ -36,6 +36,9 @@ pub struct Partial {
     pub status: Map<String, Value>,
     /// What others say in `parents`, as it was read. Files are merged; an API server takes the list as a whole.
     pub others: Vec<Value>,
+    /// The version of the object in which `others` stood: at an API server nothing is written upon a later one, since what
+    /// somebody has said meanwhile would be lost. Empty: whatever the version.
+    pub version: String,
 }
 
 /// A partial as it stands in its file.

@@ -63,7 +63,10 @@ impl StatusError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
     Changed,
+    /// It says so already, or there is no such object.
     Unchanged,
+    /// The object is another than the one that this was to be said of: look at it again.
+    Outdated,
 }
 
 /// Writes the status of one writer ("manager"), who is alone under its name. Blocking: files are small, and an API
@@ -289,16 +292,12 @@ fn names(root: &Path, place: &Path) -> Result<Vec<std::ffi::OsString>, StatusErr
 
 fn answered(
     object: &ObjectKey,
-    answer: Result<bool, RequestError>,
+    answer: Result<Written, RequestError>,
 ) -> Result<Written, StatusError> {
-    match answer {
-        Ok(true) => Ok(Written::Changed),
-        Ok(false) => Ok(Written::Unchanged),
-        Err(source) => Err(StatusError::Request {
-            object: object.clone(),
-            source,
-        }),
-    }
+    answer.map_err(|source| StatusError::Request {
+        object: object.clone(),
+        source,
+    })
 }
 
 /// Writes under a name that nobody reads, then renames.

@@ -73,6 +73,44 @@ impl Admin {
             .with_context(|| format!("checking {path}"))
     }
 
+    /// Lays a JSON merge patch over an object's status. False where the patch names a version that is not the object's any
+    /// more.
+    pub async fn merge_status(&self, object: &Value, patch: &Value) -> Result<bool> {
+        let path = format!("{}/status", path(object)?);
+        let body = Some(("application/merge-patch+json", patch));
+        match self.call(Method::PATCH, &path, body).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.code() == Some(409) => Ok(false),
+            Err(error) => Err(error).with_context(|| format!("PATCH {path}")),
+        }
+    }
+
+    /// Puts a pod that nobody has put anywhere on a node, as a scheduler does.
+    pub async fn bind(&self, pod: &Value, node: &str) -> Result<()> {
+        let path = format!("{}/binding", path(pod)?);
+        let binding = json!({
+            "apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod["metadata"]["name"]},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        });
+        let body = Some(("application/json", &binding));
+        let bound = self.call(Method::POST, &path, body).await;
+        bound.map(drop).with_context(|| format!("POST {path}"))
+    }
+
+    /// The objects of a kind in a namespace that bear these labels, written as selectors are.
+    pub async fn list(&self, kind: Kind, namespace: &str, labels: &str) -> Result<Vec<Value>> {
+        let (group, version) = (kind.group(), kind.versions()[0]);
+        let of = if group.is_empty() { "api" } else { "apis/" };
+        let plural = kind.plural();
+        let path = format!(
+            "/{of}{group}/{version}/namespaces/{namespace}/{plural}?labelSelector={labels}"
+        );
+        let mut listed = self.call(Method::GET, &path, None).await;
+        let items = listed.as_mut().map(|list| list["items"].take());
+        let items = items.map_err(|error| anyhow::anyhow!("GET {path}: {error}"))?;
+        serde_json::from_value(items).with_context(|| format!("GET {path}"))
+    }
+
     pub async fn get(&self, object: &Value) -> Result<Value> {
         let path = path(object)?;
         let got = self.call(Method::GET, &path, None).await;
@@ -192,11 +230,7 @@ const OTHERS: [(&str, &str, Scope); 10] = [
     ("DaemonSet", "daemonsets", Scope::Namespace),
     ("Lease", "leases", Scope::Namespace),
     ("NetworkPolicy", "networkpolicies", Scope::Namespace),
-    (
-        "PodDisruptionBudget",
-        "poddisruptionbudgets",
-        Scope::Namespace,
-    ),
+    ("ReplicaSet", "replicasets", Scope::Namespace),
     ("Role", "roles", Scope::Namespace),
     ("RoleBinding", "rolebindings", Scope::Namespace),
     ("Secret", "secrets", Scope::Namespace),

@@ -4,10 +4,13 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use cluster::status::Written;
+use cluster::{Connection, Kind, ObjectKey, Partial, StatusWriter};
 use e2e::kubernetes::Cluster;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::ground::{Ground, deny, policy};
+use super::waypoints::seen;
 
 #[tokio::test]
 async fn conditions_are_written_once_and_follow_the_object() -> Result<()> {
@@ -54,4 +57,85 @@ pub(crate) async fn condition(cluster: &Cluster, object: &Value, generation: i64
         ensure!(Instant::now() < deadline, "nothing is said: {now}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// What another controller says of the route, as of a round.
+fn theirs(round: u64) -> Value {
+    json!({
+        "controllerName": "example/other", "parentRef": {"group": "", "kind": "Service", "name": "web"},
+        "conditions": [{
+            "type": "Accepted", "status": "True", "reason": "Accepted", "message": round.to_string(),
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }],
+    })
+}
+
+fn said_by<'a>(route: &'a Value, controller: &str) -> Option<&'a Value> {
+    let parents = route["status"]["parents"].as_array()?;
+    parents
+        .iter()
+        .find(|one| one["controllerName"] == controller)
+}
+
+#[tokio::test]
+async fn what_others_say_of_a_route_meanwhile_is_never_lost() -> Result<()> {
+    const OURS: &str = "istio.io/mesh-controller";
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "shop", "name": "web"},
+        "spec": {"selector": {"app": "web"}, "ports": [{"port": 80}]},
+    });
+    let route = json!({
+        "apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute",
+        "metadata": {"namespace": "shop", "name": "web"},
+        "spec": {
+            "parentRefs": [{"group": "", "kind": "Service", "name": "web"}],
+            "rules": [{"backendRefs": [{"name": "web", "port": 80}]}],
+        },
+    });
+    let ground = Ground::with(&[service, route.clone()]).await?;
+    let cluster = &ground.cluster;
+    let stale = seen(cluster, &route, |route| said_by(route, OURS).is_some()).await?;
+
+    // Both write at once, again and again: nobody's last word is written over by a list that was read before it.
+    for round in 0..20 {
+        let hosts = json!({"spec": {"hostnames": [format!("{round}.example")]}});
+        cluster.merge(&route, &hosts).await?;
+        loop {
+            let now = cluster.get(&route).await?;
+            let others = now["status"]["parents"].as_array().into_iter().flatten();
+            let others = others.filter(|one| one["controllerName"] != "example/other");
+            let parents: Vec<Value> = others.cloned().chain([theirs(round)]).collect();
+            let version = &now["metadata"]["resourceVersion"];
+            let patch =
+                json!({"metadata": {"resourceVersion": version}, "status": {"parents": parents}});
+            if cluster.merge_status(&route, &patch).await? {
+                break;
+            }
+        }
+        let generation = cluster.get(&route).await?["metadata"]["generation"].clone();
+        let both = seen(cluster, &route, |route| {
+            let observed =
+                said_by(route, OURS).map(|own| &own["conditions"][0]["observedGeneration"]);
+            observed == Some(&generation)
+        })
+        .await?;
+        assert_eq!(said_by(&both, "example/other"), Some(&theirs(round)));
+    }
+
+    // What was made of what was read long ago is refused as such.
+    let connection = Connection::open(Some(&cluster.kubeconfig())).await?;
+    let writer = StatusWriter::to_server(connection.client()?, "istiod-lite")?;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut partial = Partial {
+        version: text(&stale["metadata"]["resourceVersion"]),
+        ..Partial::default()
+    };
+    partial.status.insert("parents".to_owned(), json!([]));
+    let key = ObjectKey::namespaced(Kind::HTTPRoute, "shop", "web");
+    let uid = text(&stale["metadata"]["uid"]);
+    let written = tokio::task::spawn_blocking(move || writer.write(&key, &uid, &partial));
+    assert_eq!(written.await??, Written::Outdated);
+    let still = cluster.get(&route).await?;
+    assert_eq!(said_by(&still, "example/other"), Some(&theirs(19)));
+    Ok(())
 }

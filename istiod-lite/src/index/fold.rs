@@ -164,6 +164,14 @@ impl Index {
             conditions,
             addresses,
             parents,
+            version: match key.kind.is_route() {
+                true => object
+                    .metadata()
+                    .resource_version
+                    .clone()
+                    .unwrap_or_default(),
+                false => String::new(),
+            },
         };
         let before = self.world.standings.insert(key.clone(), standing.clone());
         (before.as_ref() != Some(&standing)).then_some(key)

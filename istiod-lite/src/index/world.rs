@@ -116,6 +116,8 @@ pub struct Standing {
     pub addresses: Vec<kinds::ServiceEntryAddress>,
     /// What it carries of controllers, for each parent of a route.
     pub parents: Vec<serde_json::Value>,
+    /// The version in which it carries them; of routes only.
+    pub version: String,
 }
 
 impl World {

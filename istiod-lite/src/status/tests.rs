@@ -22,6 +22,7 @@ fn standing(conditions: Vec<kinds::Condition>) -> Standing {
         conditions,
         addresses: Vec::new(),
         parents: Vec::new(),
+        version: String::new(),
     }
 }
 
@@ -93,7 +94,8 @@ fn conditions_are_taken_back_when_they_no_longer_apply_or_the_object_is_gone() {
     let remove = Some(Task::Remove { object: policy() });
     let now = Timestamp::MAX;
     assert_eq!(task(&policy(), saying(&[]), Some(&carried), now), remove);
-    assert_eq!(task(&policy(), saying(&[]), None, now), remove);
+    let forget = Some(Task::Forget { object: policy() });
+    assert_eq!(task(&policy(), saying(&[]), None, now), forget);
     assert_eq!(
         task(&policy(), saying(&[]), Some(&standing(vec![])), now),
         None

@@ -9,26 +9,30 @@ use super::connection::{Client, RequestError};
 use super::protocol::Follow;
 use crate::object::{Kind, ObjectKey};
 use crate::overlay::Partial;
+use crate::status::Written;
 
 /// Applies what `manager` says of the object with this uid: annotations to the object, all else to its status; a part
-/// of which nothing is said is left alone. Objects that are gone, or others under the same name, are none of our business: false.
+/// of which nothing is said is left alone. Objects that are gone, or others under the same name, are none of our business.
 pub(crate) async fn apply(
     client: &Client,
     manager: &str,
     object: &ObjectKey,
     uid: &str,
     partial: &Partial,
-) -> Result<bool, RequestError> {
-    let mut met = true;
+) -> Result<Written, RequestError> {
+    let mut written = Written::Changed;
     if !partial.annotations.is_empty() {
-        met &= annotate(client, manager, object, uid, &json!(partial.annotations)).await?;
+        written = annotate(client, manager, object, uid, &json!(partial.annotations)).await?;
     }
-    if !partial.status.is_empty() {
+    if written == Written::Changed && !partial.status.is_empty() {
         let status = Value::Object(partial.status.clone());
-        let metadata = metadata(object, uid);
-        met &= apply_status(client, manager, object, &metadata, status).await?;
+        let mut metadata = metadata(object, uid);
+        if !partial.version.is_empty() {
+            metadata["resourceVersion"] = json!(partial.version);
+        }
+        written = apply_status(client, manager, object, &metadata, status).await?;
     }
-    Ok(met)
+    Ok(written)
 }
 
 /// Takes back what `manager` said of the object's status.
@@ -36,19 +40,19 @@ pub(crate) async fn take_back(
     client: &Client,
     manager: &str,
     object: &ObjectKey,
-) -> Result<bool, RequestError> {
+) -> Result<Written, RequestError> {
     let metadata = metadata(object, "");
     apply_status(client, manager, object, &metadata, json!({})).await
 }
 
-/// Sets annotations of the object with this uid, and removes those that are `null`. False as of [`apply`].
+/// Sets annotations of the object with this uid, and removes those that are `null`. Of objects as in [`apply`].
 pub(crate) async fn annotate(
     client: &Client,
     manager: &str,
     object: &ObjectKey,
     uid: &str,
     annotations: &Value,
-) -> Result<bool, RequestError> {
+) -> Result<Written, RequestError> {
     let patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
     // By way of its status, which pods allow: whoever has no other right can't change what runs in them.
     let part = match object.kind {
@@ -57,11 +61,11 @@ pub(crate) async fn annotate(
     };
     for version in object.kind.versions() {
         let path = Follow::all(object.kind).object_path(version, object) + part;
-        if let Some(met) = answered(client.merge(&path, manager, &patch).await)? {
-            return Ok(met);
+        if let Some(written) = answered(client.merge(&path, manager, &patch).await)? {
+            return Ok(written);
         }
     }
-    Ok(false)
+    Ok(Written::Unchanged)
 }
 
 fn metadata(object: &ObjectKey, uid: &str) -> Value {
@@ -81,7 +85,7 @@ async fn apply_status(
     object: &ObjectKey,
     metadata: &Value,
     status: Value,
-) -> Result<bool, RequestError> {
+) -> Result<Written, RequestError> {
     let kind = object.kind;
     // Which of the versions is served is not known here; the first that is takes it.
     for version in kind.versions() {
@@ -95,24 +99,24 @@ async fn apply_status(
             "apiVersion": api_version, "kind": kind.as_str(), "metadata": metadata, "status": status,
         });
         let path = format!("{path}/status");
-        if let Some(met) = answered(client.apply(&path, manager, &body).await)? {
-            return Ok(met);
+        if let Some(written) = answered(client.apply(&path, manager, &body).await)? {
+            return Ok(written);
         }
     }
-    Ok(false)
+    Ok(Written::Unchanged)
 }
 
-/// Whether the object was met; None where there is none in this version.
-fn answered(answer: Result<Value, RequestError>) -> Result<Option<bool>, RequestError> {
+/// What became of it; None where there is no such object in this version.
+fn answered(answer: Result<Value, RequestError>) -> Result<Option<Written>, RequestError> {
     match answer {
-        Ok(_) => Ok(Some(true)),
+        Ok(_) => Ok(Some(Written::Changed)),
         Err(error) if error.code() == Some(404) => Ok(None),
-        // Another uid: it is another object by now, of which the next look tells.
-        Err(error) if error.code() == Some(409) => Ok(Some(false)),
-        // The same, of a patch.
+        // Another version, or another uid: then it is another object by now.
+        Err(error) if error.code() == Some(409) => Ok(Some(Written::Outdated)),
+        // The latter, of a patch.
         Err(RequestError::Refused {
             code: 422, message, ..
-        }) if message.contains("metadata.uid") => Ok(Some(false)),
+        }) if message.contains("metadata.uid") => Ok(Some(Written::Outdated)),
         Err(error) => Err(error),
     }
 }

@@ -24,6 +24,7 @@ const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Follow {
     pub(crate) kind: Kind,
+    pub(crate) namespace: Option<String>,
     pub(crate) fields: Option<String>,
     pub(crate) labels: Option<String>,
     pub(crate) parts: Parts,
@@ -41,6 +42,7 @@ impl Follow {
     pub fn all(kind: Kind) -> Self {
         Self {
             kind,
+            namespace: None,
             fields: None,
             labels: None,
             parts: Parts::All,
@@ -52,6 +54,14 @@ impl Follow {
         Self {
             parts: Parts::Metadata,
             ..Self::all(kind)
+        }
+    }
+
+    /// Those of one namespace, which is a lesser right than to look into all of them.
+    pub fn within(self, namespace: impl Into<String>) -> Self {
+        Self {
+            namespace: Some(namespace.into()),
+            ..self
         }
     }
 
@@ -89,7 +99,11 @@ pub(crate) enum Since<'a> {
 impl Follow {
     /// The path of the kind's objects in one version of its group.
     pub(crate) fn path(&self, version: &str) -> String {
-        format!("{}/{}", group_path(self.kind, version), self.kind.plural())
+        let (group, plural) = (group_path(self.kind, version), self.kind.plural());
+        match &self.namespace {
+            Some(namespace) => format!("{group}/namespaces/{}/{plural}", escaped(namespace)),
+            None => format!("{group}/{plural}"),
+        }
     }
 
     /// The path of one object. Its name and namespace are those of an object that the server knows.
@@ -163,7 +177,10 @@ pub(crate) fn group_path(kind: Kind, version: &str) -> String {
 
 /// The definition of a kind that comes with a custom resource; none for those that every server has.
 pub(crate) fn definition_path(kind: Kind) -> Option<String> {
-    let built_in = matches!(kind.group(), "" | "apps" | "discovery.k8s.io");
+    let built_in = matches!(
+        kind.group(),
+        "" | "apps" | "autoscaling" | "discovery.k8s.io" | "policy"
+    );
     (!built_in).then(|| {
         format!(
             "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{}.{}",
@@ -325,6 +342,11 @@ mod tests {
         assert_eq!(
             made.list("v1", 1, None),
             "/apis/apps/v1/deployments?limit=1&labelSelector=app%3Dweb"
+        );
+        let configs = Follow::all(Kind::ConfigMap).within("shop").labelled("a");
+        assert_eq!(
+            configs.list("v1", 1, None),
+            "/api/v1/namespaces/shop/configmaps?limit=1&labelSelector=a"
         );
         let policies = Follow::all(Kind::AuthorizationPolicy);
         assert_eq!(

@@ -49,7 +49,6 @@ const NOT_READ: &[(&str, &[&str])] = &[
             "StatefulSet",
         ],
     ),
-    ("autoscaling", &["HorizontalPodAutoscaler"]),
     ("batch", &["CronJob", "Job"]),
     (
         "certificates.k8s.io",
@@ -76,7 +75,6 @@ const NOT_READ: &[(&str, &[&str])] = &[
         "networking.k8s.io",
         &["Ingress", "IngressClass", "NetworkPolicy"],
     ),
-    ("policy", &["PodDisruptionBudget"]),
     (
         "rbac.authorization.k8s.io",
         &["ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"],

@@ -27,8 +27,10 @@ pub use gateway::{
     GatewaySpec, GatewayStatus, Listener, ListenerTls, ParametersReference, RouteNamespaces,
 };
 pub use k8s_openapi::api::apps::v1::Deployment;
+pub use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 pub use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Service, ServiceAccount};
 pub use k8s_openapi::api::discovery::v1::EndpointSlice;
+pub use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 pub use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
     Condition, LabelSelector, ObjectMeta, Time,
 };

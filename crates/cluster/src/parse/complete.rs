@@ -28,7 +28,10 @@ fn complete(metadata: &mut ObjectMeta, key: &ObjectKey) {
         metadata.uid = Some(derived_uid(key));
     }
     metadata.managed_fields = None;
-    metadata.resource_version = None;
+    // Of routes it says upon which list of their parents' states something was said.
+    if !key.kind.is_route() {
+        metadata.resource_version = None;
+    }
     if let Some(annotations) = &mut metadata.annotations {
         annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
     }
