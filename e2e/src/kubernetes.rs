@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A real kube-apiserver with its etcd, of this machine's own making: no node, no container, and no controller, so that
-//! nothing is there but what a test puts there.
+//! A real kube-apiserver with its etcd, of this machine's own making: no node and no container. Unless a test asks for
+//! controllers there are none, so that nothing is there but what the test puts there.
 //!
 //! ```text
 //!  e2e/kubernetes/build ─► target/kubernetes/{etcd,kube-apiserver,…}

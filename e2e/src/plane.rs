@@ -54,6 +54,7 @@ impl ControlPlane {
             .arg(format!("--audience={AUDIENCE}"))
             .arg(format!("--listen={listen}"))
             .arg(format!("--admin={admin}"))
+            .arg("--monitoring=127.0.0.1:0")
             .arg("--name=127.0.0.1")
             .stderr(log.try_clone()?)
             .stdout(log)
@@ -103,6 +104,12 @@ impl ControlPlane {
     /// `VmRSS` or `VmHWM`.
     pub fn memory_kib(&self, field: &str) -> Result<u64> {
         memory_kib(&self.process, field)
+    }
+
+    /// Seconds of processor time that it has taken so far.
+    pub fn processor_seconds(&self) -> Result<f64> {
+        let id = self.process.id().context("the process has ended")?;
+        crate::handle::processor_seconds(id)
     }
 
     /// Sends a signal to its process.

@@ -12,7 +12,7 @@ const WANTED: [(&str, &str); 2] = [
     ("go.mod", include_str!("../../kubernetes/go.mod")),
     ("go.sum", include_str!("../../kubernetes/go.sum")),
 ];
-const COMMAND: &str = "e2e/kubernetes/build";
+pub(super) const COMMAND: &str = "e2e/kubernetes/build";
 
 /// The folder with `etcd` and `kube-apiserver`.
 ///

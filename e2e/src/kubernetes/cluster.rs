@@ -103,6 +103,16 @@ impl Cluster {
         Ok(path)
     }
 
+    /// From now on Kubernetes' own controllers follow the cluster: those of namespaces, accounts and the cluster's root
+    /// certificate, endpoints, Deployments and their pods, and what has lost its owner. Kinds that are defined later they
+    /// find within half a minute.
+    ///
+    /// # Errors
+    /// Where the program is not among Kubernetes' programs.
+    pub fn start_controllers(&mut self) -> Result<()> {
+        self.server.start_controllers()
+    }
+
     /// Room for files of the test's own.
     pub fn folder(&self) -> &Path {
         self.folder.path()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The processes: etcd and kube-apiserver, on ports of the loopback that nobody else has.
+//! The processes: etcd, kube-apiserver and, where they are asked for, Kubernetes' controllers, on ports of the loopback that nobody else has.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use tokio::process::{Child, Command};
 
+use super::assets::COMMAND;
 use super::certificates;
 use crate::plane::{free_port, get};
 
@@ -35,7 +36,12 @@ pub(super) struct Server {
     pub(super) address: SocketAddr,
     _store: Child,
     api: Child,
+    controllers: Option<Child>,
 }
+
+const CONTROLLER_MANAGER: &str = "kube-controller-manager";
+const CONTROLLERS: &str = "namespace-controller,serviceaccount-controller,root-ca-certificate-publisher-controller,\
+    endpointslice-controller,deployment-controller,replicaset-controller,garbage-collector-controller";
 
 impl Server {
     /// Starts both; the API server may not be ready yet.
@@ -73,7 +79,34 @@ impl Server {
             address,
             _store: store,
             api,
+            controllers: None,
         })
+    }
+
+    /// Starts the controllers, as the administrator.
+    pub(super) fn start_controllers(&mut self) -> Result<()> {
+        let program = self.programs.join(CONTROLLER_MANAGER);
+        ensure!(
+            program.is_file(),
+            "no {CONTROLLER_MANAGER} in {}: run {COMMAND}, and leave KUBEBUILDER_ASSETS unset if its folder has none",
+            self.programs.display()
+        );
+        let file =
+            |flag: &str, name: &str| format!("--{flag}={}", self.folder.join(name).display());
+        let mut controllers = Command::new(program);
+        controllers
+            .args([
+                file("kubeconfig", "admin.json"),
+                file("service-account-private-key-file", "accounts.key"),
+                file("root-ca-file", "ca.crt"),
+            ])
+            .arg(format!("--controllers={CONTROLLERS}"))
+            // It is alone, serves nobody, and is not to wait for leave to ask.
+            .args(["--leader-elect=false", "--secure-port=0"])
+            .args(["--kube-api-qps=500", "--kube-api-burst=1000"]);
+        let log = self.folder.join(format!("{CONTROLLER_MANAGER}.log"));
+        self.controllers = Some(spawn(controllers, &log)?);
+        Ok(())
     }
 
     /// An error as soon as the API server has ended.

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A real kube-apiserver drives the control plane: what is applied is served, and what becomes of it when the server is
-//! lost, slow or forgetful, or when its objects are none; how several control planes share the work; and the node agent
-//! beside them.
+//! lost, slow or forgetful, or when its objects are none; how several control planes share the work; the node agent
+//! beside them; and Kubernetes' own controllers.
 
 mod certificates;
 mod conditions;
+mod controllers;
 mod deploy;
 mod ground;
 mod kinds;
