@@ -16,16 +16,10 @@ use crate::{
     xds_server::connections::Connections,
 };
 
-/// The pages.
-pub fn routes(
-    state: State,
-    asked: Asked,
-    connections: Arc<Connections>,
-    readiness: Readiness,
-    metrics: Metrics,
-) -> Routes {
+/// The pages that tell nothing of the cluster.
+pub fn monitoring(state: &State, readiness: Readiness, metrics: Metrics) -> Routes {
     let ready = readiness.clone();
-    let dumped = state.clone();
+    let (index, catalogue) = (Arc::clone(&state.index), Arc::clone(&state.catalogue));
     Routes::new()
         .readiness(readiness)
         .metrics(metrics)
@@ -33,6 +27,23 @@ pub fn routes(
             Ok(body) => text(StatusCode::OK, body),
             Err(body) => text(StatusCode::SERVICE_UNAVAILABLE, body),
         })
+        // Answers only while what is known can be read: a lock that is never given back is a reason to start anew.
+        .get("/live", move |_| {
+            drop(index.read());
+            drop(catalogue.read());
+            text(StatusCode::OK, "alive\n")
+        })
+}
+
+/// These, and those that tell who is where and may do what.
+pub fn debug(
+    monitoring: Routes,
+    state: State,
+    asked: Asked,
+    connections: Arc<Connections>,
+) -> Routes {
+    let dumped = state.clone();
+    monitoring
         .get("/debug/config_dump", move |request| {
             config_dump(&dumped, &request)
         })

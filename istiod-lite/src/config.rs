@@ -81,9 +81,17 @@ pub struct Arguments {
     /// [SERVING_NAMES; istiod.<root namespace>.svc]
     #[arg(long)]
     name: Option<String>,
-    /// Address for readiness, metrics and debug pages [ADMIN_ADDRESS; 127.0.0.1:8080]
+    /// Address for debug pages, which tell who is where and may do what; also has what the next one has
+    /// [ADMIN_ADDRESS; 127.0.0.1:8080]
     #[arg(long)]
     admin: Option<String>,
+    /// Address for readiness and metrics [MONITORING_ADDRESS; 0.0.0.0:15014]
+    #[arg(long)]
+    monitoring: Option<String>,
+    /// Names by which Gateways ask for this control plane (label istio.io/rev): its revision, then its tags, separated by
+    /// commas. What names none asks for `default` [REVISION; default]
+    #[arg(long)]
+    revision: Option<String>,
     /// Lifetime of a certificate whose client names none [DEFAULT_WORKLOAD_CERT_TTL; 24h]
     #[arg(long)]
     default_cert_ttl: Option<String>,
@@ -104,6 +112,10 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Where operators look.
     pub admin: SocketAddr,
+    /// Where kubelets and scrapers look.
+    pub monitoring: SocketAddr,
+    /// The revisions that it answers to; there is one.
+    pub revisions: Vec<String>,
     /// What this replica is called among others.
     pub replica: String,
     /// What is the same for the whole mesh.
@@ -192,6 +204,13 @@ impl Config {
         let source = reader.source(a);
         let listen = reader.parsed(&a.listen, "listen", "LISTEN_ADDRESS", "0.0.0.0:15012");
         let admin = reader.parsed(&a.admin, "admin", "ADMIN_ADDRESS", "127.0.0.1:8080");
+        let monitoring = reader.parsed(
+            &a.monitoring,
+            "monitoring",
+            "MONITORING_ADDRESS",
+            "0.0.0.0:15014",
+        );
+        let revisions = reader.list(&a.revision, "revision", "REVISION", "default");
         let replica = reader.text(&a.pod_name, "POD_NAME", "istiod-lite");
         let root = reader.text(&a.root_namespace, "ROOT_NAMESPACE", "istio-system");
         let trust_domain: Option<TrustDomain> = reader.parsed(
@@ -236,10 +255,11 @@ impl Config {
         let image = format!("culvert/waypoint:{}", env!("CARGO_PKG_VERSION"));
         let waypoint_image = reader.text(&a.waypoint_image, "WAYPOINT_IMAGE", &image);
         let log = reader.log();
-        let (Some(source), Some(listen), Some(admin), Some(trust_domain), true) = (
+        let (Some(source), Some(listen), Some(admin), Some(monitoring), Some(trust_domain), true) = (
             source,
             listen,
             admin,
+            monitoring,
             trust_domain,
             reader.mistakes.is_empty(),
         ) else {
@@ -249,6 +269,8 @@ impl Config {
             source,
             listen,
             admin,
+            monitoring,
+            revisions,
             replica,
             mesh: Mesh {
                 cluster_id,
@@ -503,6 +525,9 @@ mod tests {
         let config = read(&[], &LEAST).expect("valid");
         assert_eq!(config.listen.port(), 15012);
         assert_eq!(config.mesh.cluster_id, "Kubernetes");
+        assert!(config.admin.ip().is_loopback());
+        assert_eq!(config.monitoring.port(), 15014);
+        assert_eq!(config.revisions, ["default"]);
         assert_eq!(config.mesh.auto_allocate, Some(Ranges::default()));
         assert_eq!(config.tokens.audiences, ["istio-ca"]);
         assert_eq!(

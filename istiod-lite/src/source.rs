@@ -112,7 +112,11 @@ fn followed(root_namespace: &str) -> impl Iterator<Item = Follow> {
     Kind::ALL.iter().filter_map(move |kind| match kind {
         Kind::Namespace | Kind::Node => Some(Follow::metadata(*kind)),
         // Services may be led to from everywhere: only Gateways would need grants.
-        Kind::ServiceAccount | Kind::Deployment | Kind::ReferenceGrant => None,
+        Kind::ServiceAccount
+        | Kind::Deployment
+        | Kind::HorizontalPodAutoscaler
+        | Kind::PodDisruptionBudget
+        | Kind::ReferenceGrant => None,
         // Nothing is made of them yet.
         Kind::Telemetry => None,
         Kind::ConfigMap => {

@@ -33,6 +33,10 @@ pub const GATEWAY_SERVICE_ACCOUNT: &str = "gateway.istio.io/service-account";
 pub const GATEWAY_NAME_OVERRIDE: &str = "gateway.istio.io/name-override";
 /// Annotation of a Gateway: which way to make its objects it asks for.
 pub const CONTROLLER_VERSION: &str = "gateway.istio.io/controller-version";
+/// Label of a ConfigMap of the root namespace: the class whose Gateways it says more for.
+pub const CLASS_DEFAULTS: &str = "gateway.istio.io/defaults-for-class";
+/// Label of an object, or of its namespace for all in there: the revision of the control plane that it is for.
+pub const REVISION: &str = "istio.io/rev";
 /// Annotation of a Gateway: the type of its Service.
 pub const SERVICE_TYPE: &str = "networking.istio.io/service-type";
 /// Label of objects that a controller of the mesh made.

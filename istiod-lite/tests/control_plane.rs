@@ -355,6 +355,20 @@ async fn operators_see_resources_versions_and_problems() {
     stream.subscribe(&[]).await;
     let policies = stream.next().await;
     assert!(lab.page("/ready").await.starts_with("HTTP/1.1 200"));
+    // Who is where is not for everybody who may see how it is.
+    for (page, status) in [
+        ("/ready", 200),
+        ("/live", 200),
+        ("/metrics", 200),
+        ("/debug/ca", 404),
+        ("/debug/problems", 404),
+    ] {
+        let answer = lab.monitoring(page).await;
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status}")),
+            "{page}: {answer}"
+        );
+    }
     let dump = lab.page("/debug/config_dump?name=deny").await;
     assert!(dump.contains(&policies.resources[0].version), "{dump}");
     assert!(!dump.contains(WEB), "{dump}");

@@ -245,10 +245,7 @@ async fn the_control_plane_does_all_of_its_work_with_the_rights_of_its_account()
         status["conditions"][0]["type"] == "Accepted" && status["conditions"][0]["status"] == "True"
     })
     .await?;
-    let class = objects
-        .iter()
-        .find(|object| object["kind"] == "GatewayClass");
-    says(&ground, class.context("no class")?, |status| {
+    says(&ground, &waypoints::class(), |status| {
         status["conditions"][0]["status"] == "True"
     })
     .await?;

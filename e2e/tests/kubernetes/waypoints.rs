@@ -24,7 +24,7 @@ pub(crate) fn gateway(name: &str) -> Value {
     })
 }
 
-fn class() -> Value {
+pub(crate) fn class() -> Value {
     json!({
         "apiVersion": "gateway.networking.k8s.io/v1", "kind": "GatewayClass",
         "metadata": {"name": "istio-waypoint"},
@@ -63,7 +63,7 @@ pub(crate) async fn seen(
     }
 }
 
-fn says(object: &Value, kind: &str, status: &str, reason: &str) -> bool {
+pub(crate) fn says(object: &Value, kind: &str, status: &str, reason: &str) -> bool {
     let conditions = object["status"]["conditions"].as_array();
     conditions
         .into_iter()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the ConfigMap that a Gateway names adds to its objects: pure. Each of its entries is a patch in YAML, laid over the
-//! object in the manner of Kubernetes' strategic merge: maps by key, lists of named things by name, other lists as a whole,
+//! What the ConfigMaps of a class and of a Gateway add to its objects: pure. Each of their entries is a patch in YAML, laid over
+//! the object in the manner of Kubernetes' strategic merge: maps by key, lists of named things by name, other lists as a whole,
 //! and `null` takes away.
 
 use std::collections::BTreeMap;
@@ -9,17 +9,19 @@ use cluster::Kind;
 use serde_json::{Map, Value};
 
 /// Entries, and the objects that they are for.
-const KEYS: [(&str, Kind); 3] = [
+const KEYS: [(&str, Kind); 5] = [
     ("deployment", Kind::Deployment),
     ("service", Kind::Service),
     ("serviceAccount", Kind::ServiceAccount),
+    ("horizontalPodAutoscaler", Kind::HorizontalPodAutoscaler),
+    ("podDisruptionBudget", Kind::PodDisruptionBudget),
 ];
 /// By what elements of lists are told apart, the first that all of them have.
 const MERGE_KEYS: [&str; 4] = ["name", "containerPort", "port", "mountPath"];
 
-/// Patches, by the object that they are for.
+/// Patches by the object that they are for, in the order in which they are laid over it.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Overlay(BTreeMap<Kind, Value>);
+pub(super) struct Overlay(BTreeMap<Kind, Vec<Value>>);
 
 impl Overlay {
     /// Reads the data of a ConfigMap.
@@ -31,9 +33,8 @@ impl Overlay {
         for (name, text) in data {
             let known = KEYS.iter().find(|(key, _)| key == name);
             let Some((_, kind)) = known else {
-                return Err(format!(
-                    "data.{name}: is none of deployment, service, serviceAccount"
-                ));
+                let keys = KEYS.map(|(key, _)| key).join(", ");
+                return Err(format!("data.{name}: is none of {keys}"));
             };
             let text = text.as_str().unwrap_or_default();
             let patch: Value =
@@ -52,13 +53,21 @@ impl Overlay {
                     return Err(format!("data.{name}: {field} is not for an overlay to say"));
                 }
             }
-            read.insert(*kind, patch);
+            read.insert(*kind, vec![patch]);
         }
         Ok(Self(read))
     }
 
-    pub(super) fn of(&self, kind: Kind) -> Option<&Value> {
-        self.0.get(&kind)
+    /// This one, then another over it.
+    pub(super) fn then(mut self, over: Self) -> Self {
+        for (kind, patches) in over.0 {
+            self.0.entry(kind).or_default().extend(patches);
+        }
+        self
+    }
+
+    pub(super) fn of(&self, kind: Kind) -> &[Value] {
+        self.0.get(&kind).map_or(&[], Vec::as_slice)
     }
 }
 
@@ -146,7 +155,7 @@ mod tests {
         };
         assert_eq!(read("deployment", "spec: {replicas: 2}"), Ok(()));
         for (key, text, expected) in [
-            ("pod", "{}", "data.pod: is none of"),
+            ("pod", "{}", "data.pod: is none of deployment, "),
             ("service", "[1", "data.service: "),
             ("service", "text", "data.service: is no object"),
             (

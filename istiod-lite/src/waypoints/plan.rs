@@ -6,7 +6,10 @@ use std::collections::BTreeMap;
 use cluster::{Kind, ObjectKey, kinds};
 use serde_json::{Value, json};
 
-use super::overlay::{Overlay, merge};
+use super::{
+    overlay::{Overlay, merge},
+    state::Task,
+};
 use crate::{facts::annotation, wellknown};
 
 /// Marks what is made here: nothing without it is ever touched.
@@ -41,7 +44,9 @@ pub struct Settings {
     pub trust_domain: String,
     /// Where the control plane is found, which is the authority too.
     pub control_plane: String,
-    /// The namespace whose label says which network this cluster is on.
+    /// The revisions that this control plane answers to; pods are marked as the first one's.
+    pub revisions: Vec<String>,
+    /// The namespace whose label says which network this cluster is on, and which holds what a class adds.
     pub root_namespace: String,
 }
 
@@ -89,27 +94,27 @@ pub(super) fn objects(
 ) -> Result<Vec<(ObjectKey, Value)>, String> {
     let names = Names::of(gateway);
     let common = Common::of(gateway, network);
-    let made = [
-        (Kind::ServiceAccount, account(&common)),
-        (
-            Kind::Deployment,
-            deployment(gateway, &common, settings, &names),
-        ),
-        (Kind::Service, service(gateway, &common)?),
+    let workload = deployment(gateway, &common, settings, &names);
+    let mut made = vec![
+        (Kind::ServiceAccount, "v1", account(&common)),
+        (Kind::Deployment, "apps/v1", workload),
+        (Kind::Service, "v1", service(gateway, &common)?),
     ];
+    for kind in asked_for(overlay) {
+        made.push(match kind {
+            Kind::HorizontalPodAutoscaler => (kind, "autoscaling/v2", autoscaler(&common, &names)),
+            _ => (kind, "policy/v1", disruption_budget(&common)),
+        });
+    }
     let owner = json!([{
         "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
         "name": gateway.metadata.name, "uid": gateway.metadata.uid,
     }]);
-    let finish = |(kind, mut object): (Kind, Value)| {
+    let finish = |(kind, version, mut object): (Kind, &str, Value)| {
         let key = names.of_kind(kind);
-        object["apiVersion"] = json!(if kind == Kind::Deployment {
-            "apps/v1"
-        } else {
-            "v1"
-        });
+        object["apiVersion"] = json!(version);
         object["kind"] = json!(kind.as_str());
-        if let Some(patch) = overlay.of(kind) {
+        for patch in overlay.of(kind) {
             merge(&mut object, patch);
         }
         // Who it is and whose is not for an overlay to say.
@@ -121,6 +126,29 @@ pub(super) fn objects(
         (key, object)
     };
     Ok(made.into_iter().map(finish).collect())
+}
+
+/// The class that waypoints are of, for a cluster that has none of this name.
+pub(super) fn class(object: ObjectKey) -> Task {
+    let body = json!({
+        "apiVersion": "gateway.networking.k8s.io/v1", "kind": "GatewayClass",
+        "metadata": {"name": object.name},
+        "spec": {
+            "controllerName": wellknown::MESH_CONTROLLER,
+            "description": "A proxy in the mesh for the services and workloads that ask for one (istio.io/use-waypoint)",
+        },
+    });
+    Task::Make { object, body }
+}
+
+/// What a Gateway has only if its overlay says something of it.
+pub(super) const OPTIONAL: [Kind; 2] = [Kind::HorizontalPodAutoscaler, Kind::PodDisruptionBudget];
+
+/// Which of [`OPTIONAL`] an overlay asks for.
+pub(super) fn asked_for(overlay: &Overlay) -> impl Iterator<Item = Kind> {
+    OPTIONAL
+        .into_iter()
+        .filter(|kind| !overlay.of(*kind).is_empty())
 }
 
 /// What all objects have in common.
@@ -180,6 +208,22 @@ fn account(common: &Common) -> Value {
     json!({ "metadata": common.metadata() })
 }
 
+fn autoscaler(common: &Common, names: &Names) -> Value {
+    json!({
+        "metadata": common.metadata(),
+        "spec": {"scaleTargetRef": {
+            "apiVersion": "apps/v1", "kind": "Deployment", "name": names.common,
+        }},
+    })
+}
+
+fn disruption_budget(common: &Common) -> Value {
+    json!({
+        "metadata": common.metadata(),
+        "spec": {"selector": {"matchLabels": { wellknown::GATEWAY_NAME: common.gateway }}},
+    })
+}
+
 fn service(gateway: &kinds::Gateway, common: &Common) -> Result<Value, String> {
     let asked = annotation(&gateway.metadata, wellknown::SERVICE_TYPE);
     let kind = match asked.unwrap_or("ClusterIP") {
@@ -237,7 +281,10 @@ fn deployment(
         ("prometheus.io/scrape", "true"),
         ("prometheus.io/port", "15020"),
         ("prometheus.io/path", "/stats/prometheus"),
-        ("istio.io/rev", "default"),
+        (
+            wellknown::REVISION,
+            settings.revisions.first().map_or("", String::as_str),
+        ),
     ] {
         annotations.insert(key.to_owned(), value.to_owned());
     }

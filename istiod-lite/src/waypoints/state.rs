@@ -17,11 +17,11 @@ use super::{
 use crate::{facts::annotation, wellknown};
 
 /// Gateways of this class are waypoints.
-const CLASS: &str = "istio-waypoint";
+pub(super) const CLASS: &str = "istio-waypoint";
 /// What our way to make waypoints is counted as among Istio's: Gateways that ask for a later one are not ours.
 const VERSION: u32 = 5;
-/// The revision that this control plane is.
-const REVISION: &str = "default";
+/// What says nothing of a revision is for the control plane that answers to this one.
+const DEFAULT_REVISION: &str = "default";
 
 /// What is to be done about one object.
 #[derive(Debug, PartialEq)]
@@ -30,12 +30,16 @@ pub(super) enum Task {
     Make { object: ObjectKey, body: Value },
     /// Have its status say this.
     Say { object: ObjectKey, body: Value },
+    /// Have it gone, if it is the one with this uid: nobody asks for it any more.
+    Remove { object: ObjectKey, uid: String },
 }
 
 impl Task {
     pub(super) fn object(&self) -> &ObjectKey {
         match self {
-            Self::Make { object, .. } | Self::Say { object, .. } => object,
+            Self::Make { object, .. } | Self::Say { object, .. } | Self::Remove { object, .. } => {
+                object
+            }
         }
     }
 }
@@ -44,8 +48,14 @@ impl Task {
 pub(super) struct State {
     settings: Settings,
     network: String,
+    /// The revision that a namespace is for, where it says so.
+    revisions: BTreeMap<String, String>,
     gateways: BTreeMap<ObjectKey, Arc<kinds::Gateway>>,
     classes: BTreeMap<ObjectKey, Arc<kinds::GatewayClass>>,
+    /// Whether somebody has just taken our class away.
+    class_is_gone: bool,
+    /// What holds for all Gateways of our class, in ConfigMaps of which the oldest counts.
+    defaults: BTreeMap<ObjectKey, Arc<kinds::ConfigMap>>,
     /// What bears our mark.
     made: BTreeMap<ObjectKey, Value>,
     /// What was looked up: an object that a Gateway names, or one that is in the way of ours. None: there is no such.
@@ -67,28 +77,37 @@ impl State {
         Self {
             settings,
             network: String::new(),
+            revisions: BTreeMap::new(),
             gateways: BTreeMap::new(),
             classes: BTreeMap::new(),
+            class_is_gone: false,
+            defaults: BTreeMap::new(),
             made: BTreeMap::new(),
             known: BTreeMap::new(),
         }
     }
 
     pub(super) fn take(&mut self, batch: Batch) {
-        for event in batch.events {
-            match event {
-                Event::Applied(object) => self.put(object),
-                Event::Deleted(key) => {
-                    self.gateways.remove(&key);
-                    self.classes.remove(&key);
-                    self.made.remove(&key);
-                }
-            }
-        }
+        batch.events.into_iter().for_each(|event| self.hear(event));
         // What no Gateway asks about any more.
         let wanted: BTreeSet<ObjectKey> =
             self.ours().flat_map(|(_, one)| self.named(one)).collect();
         self.known.retain(|key, _| wanted.contains(key));
+    }
+
+    fn hear(&mut self, event: Event) {
+        match event {
+            Event::Applied(object) => self.put(object),
+            Event::Deleted(key) => {
+                self.gateways.remove(&key);
+                self.class_is_gone |= self.classes.remove(&key).is_some() && key.name == CLASS;
+                self.defaults.remove(&key);
+                self.made.remove(&key);
+                if key.kind == Kind::Namespace {
+                    self.revisions.remove(&key.name);
+                }
+            }
+        }
     }
 
     fn put(&mut self, object: Object) {
@@ -96,14 +115,23 @@ impl State {
         match object {
             Object::Namespace(namespace) => {
                 let labels = namespace.metadata.labels.as_ref();
-                let network = labels.and_then(|labels| labels.get(wellknown::NETWORK));
-                self.network = network.cloned().unwrap_or_default();
+                let label = |key| labels.and_then(|labels| labels.get(key)).cloned();
+                if key.name == self.settings.root_namespace {
+                    self.network = label(wellknown::NETWORK).unwrap_or_default();
+                }
+                match label(wellknown::REVISION) {
+                    Some(revision) => self.revisions.insert(key.name, revision),
+                    None => self.revisions.remove(&key.name),
+                };
             }
             Object::Gateway(gateway) => {
                 self.gateways.insert(key, gateway);
             }
             Object::GatewayClass(class) => {
                 self.classes.insert(key, class);
+            }
+            Object::ConfigMap(config) => {
+                self.defaults.insert(key, config);
             }
             other => {
                 let json = serde_json::from_slice(&other.to_json()).unwrap_or_default();
@@ -115,7 +143,7 @@ impl State {
     /// The Gateways that are waypoints of ours.
     fn ours(&self) -> impl Iterator<Item = (&ObjectKey, &kinds::Gateway)> {
         let gateways = self.gateways.iter().map(|(key, one)| (key, &**one));
-        gateways.filter(|(_, one)| is_ours(one))
+        gateways.filter(|(_, one)| self.is_ours(one))
     }
 
     /// What is to be looked up because it is not followed: all of that where it is due, else only what is not known.
@@ -133,15 +161,19 @@ impl State {
     /// What an object has become by a task: nobody has to wait until it is heard from the server.
     pub(super) fn done(&mut self, task: Task, now: Value) {
         match task {
-            Task::Make { object, .. } => {
+            Task::Make { object, .. } if object.kind != Kind::GatewayClass => {
                 self.made.insert(object, now);
+            }
+            Task::Remove { object, .. } => {
+                self.made.remove(&object);
+                self.known.insert(object, None);
             }
             Task::Say { object, .. } if object.kind == Kind::Gateway => {
                 if let Ok(gateway) = serde_json::from_value(now) {
                     self.gateways.insert(object, Arc::new(gateway));
                 }
             }
-            Task::Say { object, .. } => {
+            Task::Say { object, .. } | Task::Make { object, .. } => {
                 if let Ok(class) = serde_json::from_value(now) {
                     self.classes.insert(object, Arc::new(class));
                 }
@@ -156,16 +188,26 @@ impl State {
             Wish::Manual(service) => vec![service],
             Wish::Managed => {
                 // Somebody else's of that name is left alone, so it has to be known whose it is.
-                let missing = own(gateway).into_iter();
-                let missing = missing.filter(|key| !self.made.contains_key(key));
+                let names = Names::of(gateway);
+                let overlay = self.overlay(gateway).and_then(Result::ok);
+                let overlay = overlay.unwrap_or_default();
+                let own = ALWAYS.into_iter().chain(plan::asked_for(&overlay));
+                let own = own.map(|kind| names.of_kind(kind));
+                let missing = own.filter(|key| !self.made.contains_key(key));
                 missing.chain(parameters(gateway).ok().flatten()).collect()
             }
         }
     }
 
-    /// What is to be done, in this order.
-    pub(super) fn due(&self, now: Timestamp) -> Vec<Task> {
+    /// What is to be done, in this order. Where it is `time_to_look` the class is made if there is none, since only the
+    /// server can say whether it knows classes.
+    pub(super) fn due(&mut self, now: Timestamp, time_to_look: bool) -> Vec<Task> {
         let mut tasks = Vec::new();
+        let look = std::mem::take(&mut self.class_is_gone) || time_to_look;
+        let class = ObjectKey::cluster_wide(Kind::GatewayClass, CLASS);
+        if look && !self.classes.contains_key(&class) {
+            tasks.push(plan::class(class));
+        }
         for (key, class) in &self.classes {
             if class.spec.controller_name == wellknown::MESH_CONTROLLER {
                 tasks.extend(status::of_class(key, class, now));
@@ -173,6 +215,7 @@ impl State {
         }
         for (key, gateway) in self.ours() {
             let standing = self.standing(gateway, &mut tasks);
+            tasks.extend(self.surplus(gateway));
             if let Some(standing) = standing {
                 let domain = &self.settings.cluster_domain;
                 tasks.extend(status::of_gateway(key, gateway, &standing, domain, now));
@@ -236,41 +279,85 @@ impl State {
         }
     }
 
+    /// What was made for a Gateway that its overlay does not ask for any more. While the overlay can't be read, nothing is.
+    fn surplus(&self, gateway: &kinds::Gateway) -> Vec<Task> {
+        let Some(Ok(overlay)) = self.overlay(gateway) else {
+            return Vec::new();
+        };
+        if !matches!(wish(gateway, &self.settings.cluster_domain), Wish::Managed) {
+            return Vec::new();
+        }
+        let names = Names::of(gateway);
+        let unasked = plan::OPTIONAL.into_iter();
+        let unasked = unasked.filter(|kind| overlay.of(*kind).is_empty());
+        let remove = |kind| {
+            let object = names.of_kind(kind);
+            let made = self.made.get(&object)?;
+            is_owned(made, gateway).then(|| Task::Remove {
+                uid: made["metadata"]["uid"]
+                    .as_str()
+                    .unwrap_or_default()
+                    .to_owned(),
+                object,
+            })
+        };
+        unasked.filter_map(remove).collect()
+    }
+
+    /// What its class and the Gateway itself add to its objects. None where that can't be told yet.
     fn overlay(&self, gateway: &kinds::Gateway) -> Option<Result<Overlay, String>> {
         let at = "spec.infrastructure.parametersRef";
-        match parameters(gateway) {
-            Err(words) => Some(Err(format!("{at}: {words}"))),
-            Ok(None) => Some(Ok(Overlay::default())),
+        let own = match parameters(gateway) {
+            Err(words) => Err(format!("{at}: {words}")),
+            Ok(None) => Ok(Overlay::default()),
             Ok(Some(config)) => match self.known.get(&config)? {
-                None => Some(Err(format!("{at}: there is no {config}"))),
+                None => Err(format!("{at}: there is no {config}")),
                 Some(found) => {
                     let nothing = Map::new();
                     let data = found["data"].as_object().unwrap_or(&nothing);
-                    Some(Overlay::read(data).map_err(|why| format!("{config}: {why}")))
+                    Overlay::read(data).map_err(|why| format!("{config}: {why}"))
                 }
             },
-        }
+        };
+        let of_class = self.class_overlay();
+        Some(of_class.and_then(|of_class| Ok(of_class.then(own?))))
+    }
+
+    fn class_overlay(&self) -> Result<Overlay, String> {
+        let age = |(key, config): &(&ObjectKey, &Arc<kinds::ConfigMap>)| {
+            let made = config.metadata.creation_timestamp.as_ref();
+            (made.map(|made| made.0), (*key).clone())
+        };
+        let Some((key, config)) = self.defaults.iter().min_by_key(age) else {
+            return Ok(Overlay::default());
+        };
+        let data = config.data.iter().flatten();
+        let data = data.map(|(name, text)| (name.clone(), json!(text)));
+        Overlay::read(&data.collect()).map_err(|why| format!("{key}: {why}"))
+    }
+
+    fn is_ours(&self, gateway: &kinds::Gateway) -> bool {
+        let meta = &gateway.metadata;
+        let labels = meta.labels.as_ref();
+        let said = labels.and_then(|labels| labels.get(wellknown::REVISION));
+        let of_namespace = || {
+            let namespace = meta.namespace.as_deref().unwrap_or_default();
+            self.revisions.get(namespace)
+        };
+        let revision = said.or_else(of_namespace).map(String::as_str);
+        let revision = revision.filter(|revision| !revision.is_empty());
+        let revision = revision.unwrap_or(DEFAULT_REVISION);
+        let version = annotation(meta, wellknown::CONTROLLER_VERSION);
+        let ours = |text: &str| text.parse::<u32>().is_ok_and(|version| version <= VERSION);
+        gateway.spec.gateway_class_name == CLASS
+            && meta.deletion_timestamp.is_none()
+            && self.settings.revisions.iter().any(|own| own == revision)
+            && version.is_none_or(ours)
     }
 }
 
-fn is_ours(gateway: &kinds::Gateway) -> bool {
-    let meta = &gateway.metadata;
-    let revision = meta
-        .labels
-        .as_ref()
-        .and_then(|labels| labels.get("istio.io/rev"));
-    let version = annotation(meta, wellknown::CONTROLLER_VERSION);
-    let ours = |text: &str| text.parse::<u32>().is_ok_and(|version| version <= VERSION);
-    gateway.spec.gateway_class_name == CLASS
-        && meta.deletion_timestamp.is_none()
-        && revision.is_none_or(|revision| revision == REVISION)
-        && version.is_none_or(ours)
-}
-
-fn own(gateway: &kinds::Gateway) -> [ObjectKey; 3] {
-    let names = Names::of(gateway);
-    [Kind::ServiceAccount, Kind::Deployment, Kind::Service].map(|kind| names.of_kind(kind))
-}
+/// What every Gateway has.
+const ALWAYS: [Kind; 3] = [Kind::ServiceAccount, Kind::Deployment, Kind::Service];
 
 fn wish(gateway: &kinds::Gateway, domain: &str) -> Wish {
     let refused = |words: &str| Wish::Refused {
@@ -329,11 +416,16 @@ fn parameters(gateway: &kinds::Gateway) -> Result<Option<ObjectKey>, String> {
 
 /// Whether an object bears our mark, or is the Gateway's own though somebody took the mark away.
 fn is_ours_to_make(object: &Value, gateway: &kinds::Gateway) -> bool {
-    let meta = &object["metadata"];
-    let owners = meta["ownerReferences"].as_array().into_iter().flatten();
+    object["metadata"]["labels"][plan::MANAGED.0] == plan::MANAGED.1 || is_owned(object, gateway)
+}
+
+fn is_owned(object: &Value, gateway: &kinds::Gateway) -> bool {
+    let owners = object["metadata"]["ownerReferences"].as_array();
     let uid = json!(gateway.metadata.uid);
-    meta["labels"][plan::MANAGED.0] == plan::MANAGED.1
-        || owners.into_iter().any(|owner| owner["uid"] == uid)
+    owners
+        .into_iter()
+        .flatten()
+        .any(|owner| owner["uid"] == uid)
 }
 
 /// Whether an object says all of this, whatever else it says.

@@ -160,15 +160,22 @@ impl Lab {
 
     /// One page of the admin server.
     pub async fn page(&self, path: &str) -> String {
-        let mut socket = tokio::net::TcpStream::connect(self.running.admin)
-            .await
-            .expect("connected");
-        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
-        socket.write_all(request.as_bytes()).await.expect("sent");
-        let mut answer = String::new();
-        socket.read_to_string(&mut answer).await.expect("read");
-        answer
+        page(self.running.admin, path).await
     }
+
+    /// One page of the monitoring server.
+    pub async fn monitoring(&self, path: &str) -> String {
+        page(self.running.monitoring, path).await
+    }
+}
+
+async fn page(of: std::net::SocketAddr, path: &str) -> String {
+    let mut socket = tokio::net::TcpStream::connect(of).await.expect("connected");
+    let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    socket.write_all(request.as_bytes()).await.expect("sent");
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).await.expect("read");
+    answer
 }
 
 async fn run(directory: &Path) -> (Running, Shutdown) {
@@ -181,6 +188,7 @@ async fn run(directory: &Path) -> (Running, Shutdown) {
         "--issuer=lab".to_owned(),
         "--listen=127.0.0.1:0".to_owned(),
         "--admin=127.0.0.1:0".to_owned(),
+        "--monitoring=127.0.0.1:0".to_owned(),
         "--name=127.0.0.1".to_owned(),
     ]);
     let config = Config::read(&arguments, &Default::default()).expect("valid");

@@ -10,6 +10,7 @@ fn settings() -> Settings {
         trust_domain: "cluster.local".to_owned(),
         control_plane: "istiod.istio-system.svc:15012".to_owned(),
         root_namespace: "istio-system".to_owned(),
+        revisions: vec!["default".to_owned()],
     }
 }
 
@@ -54,11 +55,12 @@ impl Bench {
 
     /// Does all that is due, as a server would, and says what that was.
     fn round(&mut self) -> Vec<String> {
-        let tasks = self.state.due(now()).into_iter();
+        let tasks = self.state.due(now(), false).into_iter();
         let done = tasks.map(|task| {
             let said = match &task {
                 Task::Make { object, .. } => format!("make {object}"),
                 Task::Say { object, .. } => format!("say {object}"),
+                Task::Remove { object, .. } => format!("remove {object}"),
             };
             let body = match &task {
                 Task::Make { body, .. } => body.clone(),
@@ -69,6 +71,7 @@ impl Bench {
                     whole
                 }
                 Task::Say { body, .. } => body.clone(),
+                Task::Remove { .. } => Value::Null,
             };
             self.state.done(task, body);
             said
@@ -88,6 +91,17 @@ impl Bench {
         let status = self.state.gateways[&self.gateway].status.clone();
         let addresses = status.unwrap_or_default().addresses;
         addresses.into_iter().map(|one| one.value).collect()
+    }
+
+    /// Says this for all Gateways of the class, as of this second.
+    fn of_class(&mut self, name: &str, made: i64, data: Value) {
+        let made = Timestamp::from_second(made).expect("a time");
+        let config = json!({
+            "metadata": {"namespace": "istio-system", "name": name, "creationTimestamp": made},
+            "data": data,
+        });
+        let config: kinds::ConfigMap = serde_json::from_value(config).expect("a ConfigMap");
+        self.state.put(Object::ConfigMap(Arc::new(config)));
     }
 
     fn made(&mut self, kind: Kind) -> &mut Value {
@@ -297,4 +311,124 @@ fn objects_take_what_the_gateway_and_its_overlay_say() {
         service["metadata"]["labels"]["istio.io/waypoint-for"],
         Value::Null
     );
+}
+
+#[test]
+fn a_class_and_a_gateway_may_ask_for_an_autoscaler_and_a_disruption_budget() {
+    let reference = json!({"group": "", "kind": "ConfigMap", "name": "more"});
+    let mut bench = Bench::new(json!({"spec": {"infrastructure": {"parametersRef": reference}}}));
+    let autoscaler = json!({
+        "horizontalPodAutoscaler": "spec: {minReplicas: 2, maxReplicas: 5}", "deployment": "spec: {minReadySeconds: 7}",
+    });
+    bench.of_class("second", 20, json!({"pod": "nobody reads it"}));
+    bench.of_class("first", 10, autoscaler);
+    let config = ObjectKey::namespaced(Kind::ConfigMap, "shop", "more");
+    let more = json!({
+        "horizontalPodAutoscaler": "spec: {maxReplicas: 9}", "podDisruptionBudget": "spec: {minAvailable: 1}",
+    });
+    bench.look_up(&[(config.clone(), json!({ "data": more }))]);
+    bench.round();
+    // Now it is known that there are more names to look up.
+    bench.look_up(&[(config.clone(), json!({ "data": more }))]);
+    let (made_first, optional) = (
+        bench.round(),
+        ["HorizontalPodAutoscaler", "PodDisruptionBudget"],
+    );
+    for kind in optional {
+        assert!(
+            made_first.contains(&format!("make {kind} shop/waypoint")),
+            "{made_first:?}"
+        );
+    }
+    let spec = bench.made(Kind::HorizontalPodAutoscaler)["spec"].clone();
+    assert_eq!(
+        (&spec["minReplicas"], &spec["maxReplicas"]),
+        (&json!(2), &json!(9))
+    );
+    assert_eq!(spec["scaleTargetRef"]["name"], "waypoint");
+    let budget = bench.made(Kind::PodDisruptionBudget).clone();
+    let selected = "/spec/selector/matchLabels/gateway.networking.k8s.io~1gateway-name";
+    assert_eq!(budget.pointer(selected), Some(&json!("waypoint")));
+    assert_eq!(budget["metadata"]["ownerReferences"][0]["uid"], "u1");
+    assert_eq!(bench.made(Kind::Deployment)["spec"]["minReadySeconds"], 7);
+    assert_eq!(bench.round(), [""; 0]);
+
+    // An entry that can't be read takes nothing away, and is told.
+    bench.of_class("first", 10, json!({"horizontalPodAutoscaler": "["}));
+    assert_eq!(bench.round(), ALL[3..]);
+    let (_, reason, words) = bench.condition("Accepted");
+    assert_eq!(reason, "InvalidParameters");
+    assert!(
+        words.contains("ConfigMap istio-system/first: data.horizontalPodAutoscaler"),
+        "{words}"
+    );
+
+    // Nobody asks for them any more; one is not the Gateway's.
+    bench.of_class("first", 10, json!({}));
+    bench.look_up(&[(config, json!({}))]);
+    bench.made(Kind::PodDisruptionBudget)["metadata"]["ownerReferences"] = json!([]);
+    let done = bench.round();
+    let removed: Vec<_> = done
+        .iter()
+        .filter(|task| task.starts_with("remove"))
+        .collect();
+    assert_eq!(removed, ["remove HorizontalPodAutoscaler shop/waypoint"]);
+}
+
+#[test]
+fn the_class_is_made_where_there_is_none_and_another_of_that_name_is_left_alone() {
+    let mut state = State::new(settings());
+    assert_eq!(state.due(now(), false), []);
+    let mut tasks = state.due(now(), true);
+    let class = ObjectKey::cluster_wide(Kind::GatewayClass, "istio-waypoint");
+    let Some(Task::Make { object, body }) = tasks.pop() else {
+        panic!("nothing is made");
+    };
+    assert_eq!(
+        (&object, &body["spec"]["controllerName"]),
+        (&class, &json!("istio.io/mesh-controller"))
+    );
+    let made = body.clone();
+    state.done(Task::Make { object, body }, made);
+    let said = state.due(now(), true);
+    assert!(
+        matches!(&said[..], [Task::Say { object, .. }] if *object == class),
+        "{said:?}"
+    );
+
+    state.hear(Event::Deleted(class));
+    assert_eq!(state.due(now(), false).len(), 1, "at once");
+    let theirs =
+        json!({"metadata": {"name": "istio-waypoint"}, "spec": {"controllerName": "theirs"}});
+    let theirs: kinds::GatewayClass = serde_json::from_value(theirs).expect("a class");
+    state.put(Object::GatewayClass(Arc::new(theirs)));
+    assert_eq!(state.due(now(), true), []);
+}
+
+#[test]
+fn a_gateway_is_of_the_revision_that_it_or_its_namespace_names() {
+    let check = |revisions: &[&str], of_namespace: Option<&str>, own: Option<&str>, expected| {
+        let labels = own.map(|own| json!({"istio.io/rev": own}));
+        let mut bench = Bench::new(json!({"metadata": {"labels": labels}}));
+        bench.state.settings.revisions = revisions.iter().map(|&one| one.to_owned()).collect();
+        let labels = of_namespace.map(|of| json!({"istio.io/rev": of}));
+        let namespace = json!({"metadata": {"name": "shop", "labels": labels}});
+        let namespace: kinds::Namespace = serde_json::from_value(namespace).expect("a Namespace");
+        bench.state.put(Object::Namespace(Arc::new(namespace)));
+        bench.look_up(&[]);
+        let is_ours = !bench.round().is_empty();
+        assert_eq!(is_ours, expected, "{revisions:?} {of_namespace:?} {own:?}");
+        if is_ours {
+            let pod = &bench.made(Kind::Deployment)["spec"]["template"]["metadata"];
+            assert_eq!(pod["annotations"]["istio.io/rev"], revisions[0]);
+        }
+    };
+    check(&["default"], None, None, true);
+    check(&["default"], None, Some("canary"), false);
+    check(&["default"], Some("canary"), None, false);
+    check(&["default"], Some("canary"), Some("default"), true);
+    check(&["canary"], None, None, false);
+    check(&["canary"], None, Some("canary"), true);
+    check(&["canary"], Some("canary"), None, true);
+    check(&["canary", "default"], None, None, true);
 }
