@@ -27,7 +27,7 @@ use crate::{
     config::{AuthorityConfig, Config, TokenAuthority, TokenConfig},
     controller::{Conditions, Controller, State},
     index::Index,
-    root_configmaps,
+    replicas, root_configmaps,
     serving::{self, Bounds, Shown},
     source::Cluster,
     waypoints,
@@ -55,6 +55,8 @@ pub struct Running {
     pub address: SocketAddr,
     /// Where operators look.
     pub admin: SocketAddr,
+    /// Where kubelets and scrapers look.
+    pub monitoring: SocketAddr,
     servers: JoinHandle<anyhow::Result<()>>,
 }
 
@@ -78,7 +80,9 @@ pub async fn start(
     let tokens = Arc::new(open_tokens(&config.tokens, &cluster)?);
     let listener = bind(config.listen).await?;
     let admin_listener = bind(config.admin).await?;
+    let monitoring_listener = bind(config.monitoring).await?;
     let (address, admin_address) = (listener.local_addr()?, admin_listener.local_addr()?);
+    let monitoring_address = monitoring_listener.local_addr()?;
 
     let state = State {
         index: Arc::new(RwLock::new(Index::new(config.mesh.clone()))),
@@ -123,6 +127,15 @@ pub async fn start(
         names: config.authority.serving_names.clone(),
         ready: signs,
     };
+    let root = &config.mesh.root_namespace;
+    let told = cluster.client().map(|client| {
+        asked.authority.expect_others();
+        let (root, replica) = (root.clone(), config.replica.clone());
+        let (asked, drain) = (asked.clone(), drain.clone());
+        tokio::spawn(Box::pin(async move {
+            replicas::tell_each_other(client, &root, &replica, asked, drain).await;
+        }))
+    });
     upkeep.start();
     if let Some((source, client)) = cluster.follow(root_configmaps::followed())? {
         let authority = Arc::clone(&asked.authority);
@@ -130,7 +143,6 @@ pub async fn start(
         let kept = root_configmaps::keep(source, client, authority, leadership, drain.clone());
         tokio::spawn(Box::pin(kept));
     }
-    let root = &config.mesh.root_namespace;
     if let Some((source, client)) = cluster.follow(waypoints::followed(root))? {
         let settings = waypoints::Settings {
             image: config.waypoint_image.clone(),
@@ -138,6 +150,7 @@ pub async fn start(
             cluster_domain: config.mesh.cluster_domain.clone(),
             trust_domain: config.mesh.trust_domain.to_string(),
             control_plane: format!("istiod.{root}.svc:15012"),
+            revisions: config.revisions.clone(),
             root_namespace: root.clone(),
         };
         let kept = waypoints::keep(source, client, settings, leadership, drain.clone());
@@ -164,22 +177,30 @@ pub async fn start(
         .add_service(IstioCertificateServiceServer::new(certificates))
         .serve_with_incoming_shutdown(incoming, async move { draining.requested().await });
     spawn_expiry(metrics.clone());
-    let routes = admin::routes(state, asked, connections, readiness, metrics);
-    let admin_server = routes.serve(admin_listener, "admin", drain);
+    let monitoring = admin::monitoring(&state, readiness, metrics);
+    let routes = admin::debug(monitoring.clone(), state, asked, connections);
+    let admin_server = routes.serve(admin_listener, "admin", drain.clone());
+    let monitoring_server = monitoring.serve(monitoring_listener, "monitoring", drain);
     let servers = tokio::spawn(Box::pin(async move {
         let server = async { server.await.context("the server failed") };
         let admin_server = async { admin_server.await.context("the admin server failed") };
-        tokio::try_join!(server, admin_server)?;
-        // It gives its lease back.
-        match campaign {
-            Some(campaign) => campaign.await.context("the campaign panicked"),
-            None => Ok(()),
+        let monitoring_server = async {
+            monitoring_server
+                .await
+                .context("the monitoring server failed")
+        };
+        tokio::try_join!(server, admin_server, monitoring_server)?;
+        // One gives its lease back, the other tells what it has signed.
+        for last in campaign.into_iter().chain(told) {
+            last.await.context("a task of the replica's panicked")?;
         }
+        Ok(())
     }));
-    tracing::info!(%address, admin = %admin_address, source = ?config.source, "control plane started");
+    tracing::info!(%address, admin = %admin_address, monitoring = %monitoring_address, source = ?config.source, "control plane started");
     Ok(Running {
         address,
         admin: admin_address,
+        monitoring: monitoring_address,
         servers,
     })
 }

@@ -18,7 +18,7 @@ use spiffe::SpiffeId;
 
 use crate::{
     authenticate::{Caller, NodeAuthorizer},
-    ca::{LiveAuthority, Origin, Report, ServingName},
+    ca::{LiveAuthority, Origin, Record, Report, ServingName},
     index::Index,
     serving::Shown,
 };
@@ -36,6 +36,12 @@ impl Asked {
     pub fn report(&self) -> Report {
         self.authority
             .report(SystemTime::now(), self.may_ask(&self.index.read()))
+    }
+
+    /// What other replicas have to know.
+    pub fn record(&self) -> Record {
+        self.authority
+            .record(SystemTime::now(), self.may_ask(&self.index.read()))
     }
 
     fn may_ask(&self, index: &Index) -> impl FnMut(&Caller, &SpiffeId) -> bool {

@@ -7,6 +7,7 @@
 //!  Secret ────┘                                    └─► issue_serving: our own TLS certificate
 //!
 //!  origin changes ─► LiveAuthority: which Authority is in force ◄─ rotation: what may be by now ◄─ ledger: who holds what
+//!                                                                                      ▲─ replicas: and of the others
 //! ```
 //!
 //! Who may have which identity is decided before, in `authenticate`; this module issues what it is told to.
@@ -15,6 +16,7 @@ mod chain;
 mod csr;
 mod material;
 mod origin;
+mod replicas;
 mod rotation;
 
 #[cfg(fuzzing)]
@@ -46,6 +48,7 @@ use chain::Chain;
 pub use live::{LiveAuthority, News};
 pub use material::{Material, Place};
 pub use origin::{Origin, Secrets};
+pub use replicas::Record;
 pub use report::Report;
 use rotation::{Anchor, Root, Trust};
 pub use serving::{ServingCertificate, ServingName};

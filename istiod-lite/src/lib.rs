@@ -34,6 +34,7 @@ pub mod leader;
 pub mod serving;
 
 pub mod authority;
+pub mod replicas;
 pub mod root_configmaps;
 pub mod waypoints;
 

@@ -35,11 +35,13 @@ impl Pair {
         })
     }
 
-    /// What a user has written but for its claim to lead, and what it asked the server to judge.
+    /// What a user has written but for its claim to lead, what it tells other replicas of its certificates, and what it asked
+    /// the server to judge.
     fn writes(&self, user: &str) -> Result<Vec<String>> {
-        let judged = |uri: &str| uri.contains("/leases") || uri.contains("/tokenreviews");
+        const EVERYBODYS: [&str; 3] = ["/leases", "/tokenreviews", "/istiod-lite-authority"];
+        let everybodys = |uri: &str| EVERYBODYS.iter().any(|of| uri.contains(of));
         let writes = self.cluster.writes()?.into_iter();
-        let of_user = writes.filter(|write| write.user == user && !judged(&write.uri));
+        let of_user = writes.filter(|write| write.user == user && !everybodys(&write.uri));
         Ok(of_user
             .map(|write| format!("{} {}", write.verb, write.uri))
             .collect())

@@ -2,10 +2,13 @@
 //! The authority is kept in the cluster, so that replicas and restarts share it.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use e2e::authority::Ca;
+use e2e::plane::ControlPlane;
 use e2e::plane::client::Clients;
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::certificates::identity;
@@ -101,7 +104,7 @@ async fn a_plugged_in_authority_is_followed_and_a_bad_one_is_named_and_changes_n
     ground.logged("key ca-key.pem: not a private key").await?;
 
     // The same root with another intermediate: it signs without a restart.
-    let next = ca.ending(std::time::Duration::from_secs(24 * 60 * 60))?;
+    let next = ca.ending(Duration::from_secs(24 * 60 * 60))?;
     ground
         .cluster
         .put(&cacerts(&next, &[&next.root], &[]))
@@ -123,4 +126,80 @@ async fn a_plugged_in_authority_is_followed_and_a_bad_one_is_named_and_changes_n
         .await?;
     assert_eq!(intermediate().await.context("it goes on")?, after);
     Ok(())
+}
+
+/// Waits until a replica's view of the authority is as hoped for.
+async fn eventually(plane: &ControlPlane, hoped: impl Fn(&Value) -> bool) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let said = plane.page("/debug/ca").await?;
+        if hoped(&said) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "it still says {said}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_change_of_roots_waits_for_those_whom_another_replica_has_certified() -> Result<()> {
+    let (old, new) = (Ca::new("old")?, Ca::new("new")?);
+    let cluster = populated(&[pod("web", "10.1.0.1")]).await?;
+    cluster.put(&cacerts(&old, &[&old.root], &[])).await?;
+    let (first, second) = tokio::try_join!(
+        replica(&cluster, Replica::A, "a"),
+        replica(&cluster, Replica::B, "b")
+    )?;
+    // The second certifies nobody itself.
+    let clients = Clients::new(&first)?;
+    clients.certify(&identity("default")).await?;
+    let elsewhere = |said: &Value| {
+        let replicas = said["replicas"].as_object().into_iter().flatten();
+        replicas
+            .filter_map(|(_, count)| count.as_u64())
+            .sum::<u64>()
+    };
+    eventually(&second, |said| elsewhere(said) == 1).await?;
+
+    // New roots are handed out at once; nobody signs under one that the first's client has not got.
+    let both = [&*old.root, &*new.root];
+    cluster.put(&cacerts(&old, &both, &[])).await?;
+    let roots = |said: &Value| said["roots"].as_array().map_or(0, Vec::len);
+    for plane in [&first, &second] {
+        eventually(plane, |said| roots(said) == 2).await?;
+    }
+    cluster.put(&cacerts(&new, &both, &[])).await?;
+    let waits = |said: &Value, what: &str| {
+        let said = said["waits"].to_string();
+        said.contains(what) && said.contains("1 certified by replica istiod-lite.")
+    };
+    eventually(&second, |said| waits(said, "signing under")).await?;
+    clients.certify(&identity("default")).await?;
+    for plane in [&first, &second] {
+        eventually(plane, |said| {
+            let signer = said["signer"]["subject"].to_string();
+            said["waits"] == json!([]) && signer.contains("new")
+        })
+        .await?;
+    }
+
+    // That certificate leads to the old root, also once the replica that has signed it is gone.
+    first.signal(Signal::SIGKILL)?;
+    cluster.put(&cacerts(&new, &[&new.root], &[])).await?;
+    eventually(&second, |said| waits(said, "dropping")).await?;
+    assert_eq!(roots(&second.page("/debug/ca").await?), 2);
+    // Somebody who knows better says so.
+    let told = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"namespace": "istio-system", "name": "istiod-lite-authority"},
+    });
+    let entries = cluster.get(&told).await?["data"].take();
+    let entries = entries.as_object().context("no entries")?.iter();
+    let others = entries.filter(|(_, text)| !text.to_string().contains("certificates\\\":[]"));
+    let gone: serde_json::Map<_, _> = others
+        .map(|(name, _)| (name.clone(), Value::Null))
+        .collect();
+    assert_eq!(gone.len(), 1, "the second has certified nobody");
+    cluster.merge(&told, &json!({ "data": gone })).await?;
+    eventually(&second, |said| roots(said) == 1).await
 }

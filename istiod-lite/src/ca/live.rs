@@ -5,6 +5,7 @@
 //! force. What cannot be used, or not yet, changes nothing and is told of; an authority that ran out signs nothing until
 //! there is a better one.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -13,6 +14,7 @@ use spiffe::SpiffeId;
 use time::OffsetDateTime;
 
 use super::ledger::{Issue, Ledger};
+use super::replicas::{Heard, Record};
 use super::report::Report;
 use super::rotation::{self, Signer, Wait};
 use super::{
@@ -28,6 +30,7 @@ pub struct LiveAuthority {
     in_force: RwLock<Authority>,
     files: Mutex<Files>,
     ledger: Ledger,
+    others: Mutex<Heard>,
 }
 
 /// What the files say.
@@ -75,7 +78,33 @@ impl LiveAuthority {
                 waits: Vec::new(),
             }),
             ledger: Ledger::default(),
+            others: Mutex::new(Heard::of_nobody()),
         })
+    }
+
+    /// There may be other replicas: no step is taken that they may not be ready for until they are heard of.
+    pub fn expect_others(&self) {
+        *self.others.lock() = Heard::default();
+    }
+
+    /// Takes note of what all other replicas tell, by name, and gives back those that need not be kept any more.
+    pub fn hear(&self, records: BTreeMap<String, Record>, now: SystemTime) -> Vec<String> {
+        let mut others = self.others.lock();
+        others.hear(records, Instant::now());
+        others.obsolete(now, Instant::now())
+    }
+
+    /// What other replicas have to know of this one.
+    pub fn record(
+        &self,
+        now: SystemTime,
+        may_ask: impl FnMut(&Caller, &SpiffeId) -> bool,
+    ) -> Record {
+        // In this order: what is signed in between is signed by what is in force here or comes after it.
+        let in_force = self.in_force();
+        let holders = self.ledger.holders(now, may_ask);
+        let (signs, roots) = (&in_force.signing.chain.root, &in_force.bundle.anchors);
+        Record::new(signs, roots, &holders, Instant::now())
     }
 
     /// What is in force now.
@@ -184,7 +213,9 @@ impl LiveAuthority {
             return Ok((wanted.clone(), Vec::new()));
         }
         let holders = self.ledger.holders(now, may_ask);
-        let step = rotation::step(in_force.trust(), wanted.trust(), &holders, Instant::now())
+        let others = self.others.lock().others(now, Instant::now());
+        let (before, after) = (in_force.trust(), wanted.trust());
+        let step = rotation::step(before, after, &holders, &others, Instant::now())
             .map_err(|swapped| format!("{}: {swapped}", wanted.signing.chain.place))?;
         let signer = match step.signer {
             Signer::Wanted => wanted,
@@ -202,7 +233,10 @@ impl LiveAuthority {
         let holders = self.ledger.holders(now, may_ask);
         let files = self.files.lock();
         let waits = files.waits.iter().map(ToString::to_string).collect();
-        Report::new(&self.in_force(), &holders, now).of_files(files.problem.clone(), waits)
+        let others = self.others.lock().others(now, Instant::now());
+        Report::new(&self.in_force(), &holders, now)
+            .of_files(files.problem.clone(), waits)
+            .of_others(&others)
     }
 }
 
@@ -234,7 +268,7 @@ impl Files {
                 tracing::info!("change of roots: {wait}");
             }
         }
-        let behind: usize = waits.iter().map(|wait| wait.holders.len()).sum();
+        let behind: usize = waits.iter().map(|wait| wait.count).sum();
         metrics::gauge!("culvert_ca_waits_for_certificates").set(behind as f64);
         self.waits = waits;
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The authority as operators see it: what signs until when, which roots are handed out, and who has which of them.
 
+use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime};
 
 use serde::Serialize;
@@ -8,6 +9,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::Authority;
+use super::replicas::Others;
 use super::rotation::Holder;
 
 /// Names of those who lack a root, at most.
@@ -29,6 +31,8 @@ pub struct Report {
     roots: Vec<RootReport>,
     /// How many certificates are in use.
     certificates: usize,
+    /// How many of each other replica's certificates may be in use; none where that is not known.
+    replicas: Option<BTreeMap<String, usize>>,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -91,6 +95,19 @@ impl Report {
             },
             roots: roots.collect(),
             certificates: holders.len(),
+            replicas: None,
+        }
+    }
+
+    pub(super) fn of_others(self, others: &Others) -> Self {
+        let Others::Known(others) = others else {
+            return self;
+        };
+        let each = others.iter();
+        let each = each.map(|other| (other.name().to_owned(), other.certificates()));
+        Self {
+            replicas: Some(each.collect()),
+            ..self
         }
     }
 

@@ -7,7 +7,7 @@
 //!  (b) ca-cert.pem and so on under new  once everybody with a certificate has got the new root with it
 //!  (c) root-cert.pem: new               once nobody's certificate is signed under the old root any more
 //! ```
-//! In: what is in force, what the files say, who holds which certificate. Out: what comes into force, and what waits for
+//! In: what is in force, what the files say, who holds which certificate, here and of other replicas. Out: what comes into force, and what waits for
 //! whom. What is in force stays so while something waits, so that a step that was made too early harms nobody.
 
 use std::collections::BTreeSet;
@@ -17,6 +17,9 @@ use std::time::{Duration, Instant, SystemTime};
 use spiffe::SpiffeId;
 use time::OffsetDateTime;
 use x509_parser::certificate::X509Certificate;
+use xxhash_rust::xxh64::Xxh64;
+
+use super::replicas::{Behind, Other, Others};
 
 /// How long an answer may be under way, or be lost and asked for again, before its holder counts as one who has it.
 pub(super) const SETTLE: Duration = Duration::from_secs(10);
@@ -33,6 +36,25 @@ impl Anchor {
         Self {
             subject: certificate.subject().as_raw().into(),
             key: certificate.public_key().raw.into(),
+        }
+    }
+
+    /// A short name for it, the same in every process.
+    pub(super) fn id(&self) -> String {
+        let mut hasher = Xxh64::new(0);
+        // Lengths first, so that no other cut of the same bytes is the same.
+        for part in [&self.subject, &self.key] {
+            hasher.update(&(part.len() as u64).to_be_bytes());
+            hasher.update(part);
+        }
+        format!("{:016x}", hasher.digest())
+    }
+
+    #[cfg(test)]
+    pub(super) fn named(name: &str) -> Self {
+        Self {
+            subject: name.as_bytes().into(),
+            key: Box::from(&b"key"[..]),
         }
     }
 }
@@ -93,8 +115,13 @@ pub(super) struct Holder {
 
 impl Holder {
     pub(super) fn trusts(&self, anchor: &Anchor, now: Instant) -> bool {
+        self.roots.contains(anchor) && self.is_settled(now)
+    }
+
+    /// Whether what it got last has arrived.
+    pub(super) fn is_settled(&self, now: Instant) -> bool {
         let settled = |since: Instant| now.saturating_duration_since(since) >= SETTLE;
-        self.roots.contains(anchor) && self.changed.is_none_or(settled)
+        self.changed.is_none_or(settled)
     }
 
     pub(super) fn label(&self) -> String {
@@ -124,6 +151,8 @@ pub(super) struct Wait {
     pub(super) what: Waiting,
     /// The root that it is about.
     pub(super) root: String,
+    /// For how many certificates.
+    pub(super) count: usize,
     /// For whom.
     pub(super) holders: Vec<String>,
 }
@@ -141,9 +170,9 @@ impl std::fmt::Display for Wait {
         let Self {
             what,
             root,
+            count,
             holders,
         } = self;
-        let count = holders.len();
         match what {
             Waiting::ToSign => write!(
                 f,
@@ -172,11 +201,35 @@ pub(super) struct Swapped {
     adds: String,
 }
 
+/// Those of this replica and of others that a step waits for. Where nobody knows what others hold, for them.
+fn waits_for(
+    own: impl Iterator<Item = String>,
+    others: &Others,
+    behind: impl Fn(&Other) -> Vec<Behind>,
+) -> (usize, Vec<String>) {
+    let mut holders: Vec<String> = own.collect();
+    let mut count = holders.len();
+    match others {
+        Others::Known(others) => {
+            for (more, words) in others.iter().flat_map(behind) {
+                count += more;
+                holders.push(words);
+            }
+        }
+        Others::Unknown => {
+            count += 1;
+            holders.push("other replicas, of which nothing can be read".to_owned());
+        }
+    }
+    (count, holders)
+}
+
 /// Decides how much of `wanted` may come into force after `in_force`.
 pub(super) fn step(
     in_force: Trust<'_>,
     wanted: Trust<'_>,
     holders: &[Holder],
+    others: &Others,
     now: Instant,
 ) -> Result<Step, Swapped> {
     let lacks = roots_beyond(in_force, wanted);
@@ -190,17 +243,18 @@ pub(super) fn step(
     let mut waits = Vec::new();
     let mut signer = Signer::Wanted;
     if wanted.signer != in_force.signer {
-        let behind: Vec<_> = holders
+        let own = holders
             .iter()
             .filter(|holder| !holder.trusts(wanted.signer, now))
-            .map(Holder::label)
-            .collect();
+            .map(Holder::label);
+        let (count, behind) = waits_for(own, others, |other| other.distrust(wanted.signer));
         if !behind.is_empty() {
             signer = Signer::InForce;
             let root = wanted.root(wanted.signer);
             waits.push(Wait {
                 what: Waiting::ToSign,
                 root: root.map(Root::label).unwrap_or_default(),
+                count,
                 holders: behind,
             });
         }
@@ -211,11 +265,11 @@ pub(super) fn step(
     };
     let mut roots = wanted.roots.to_vec();
     for root in lacks {
-        let under: Vec<_> = holders
+        let own = holders
             .iter()
             .filter(|holder| holder.under == root.anchor)
-            .map(Holder::label)
-            .collect();
+            .map(Holder::label);
+        let (count, under) = waits_for(own, others, |other| other.under(&root.anchor));
         if under.is_empty() && *signs_under != root.anchor {
             continue;
         }
@@ -223,6 +277,7 @@ pub(super) fn step(
         waits.push(Wait {
             what: Waiting::ToDrop,
             root: root.label(),
+            count,
             holders: under,
         });
     }
@@ -249,10 +304,11 @@ mod tests {
     use super::*;
 
     fn anchor(name: &str) -> Anchor {
-        Anchor {
-            subject: name.as_bytes().into(),
-            key: Box::from(&b"key"[..]),
-        }
+        Anchor::named(name)
+    }
+
+    fn alone() -> Others {
+        Others::Known(Vec::new())
     }
 
     fn root(name: &str) -> Root {
@@ -297,7 +353,7 @@ mod tests {
             signer: &signers[side],
             roots: &bundles[side],
         });
-        let step = step(before, after, holders, Instant::now()).unwrap();
+        let step = step(before, after, holders, &alone(), Instant::now()).unwrap();
         let signer = match step.signer {
             Signer::InForce => in_force.0,
             Signer::Wanted => wanted.0,
@@ -394,6 +450,24 @@ mod tests {
     }
 
     #[test]
+    fn while_nobody_knows_of_other_replicas_a_root_is_added_and_no_other_step_taken() {
+        let (old, new) = (anchor("old"), anchor("new"));
+        let bundles = [roots(&["old"]), roots(&["old", "new"]), roots(&["new"])];
+        let trust = |signer, bundle: usize| Trust {
+            signer,
+            roots: &bundles[bundle],
+        };
+        let check = |before, after, expected: &[Waiting]| {
+            let step = step(before, after, &[], &Others::Unknown, Instant::now()).unwrap();
+            let waits: Vec<_> = step.waits.iter().map(|wait| wait.what).collect();
+            assert_eq!(waits, expected);
+        };
+        check(trust(&old, 0), trust(&old, 1), &[]);
+        check(trust(&old, 1), trust(&new, 1), &[Waiting::ToSign]);
+        check(trust(&new, 1), trust(&new, 2), &[Waiting::ToDrop]);
+    }
+
+    #[test]
     fn roots_that_share_nothing_are_refused_by_name() {
         let (old, new) = (roots(&["old"]), roots(&["new"]));
         let trust = |roots: &'static str, bundle| (anchor(roots), bundle);
@@ -403,7 +477,7 @@ mod tests {
                 signer,
                 roots: &roots[..],
             });
-        let error = step(before, after, &[], Instant::now()).unwrap_err();
+        let error = step(before, after, &[], &alone(), Instant::now()).unwrap_err();
         let text = error.to_string();
         assert!(
             text.contains("lacks \"old\" (serial 1) and adds \"new\" (serial 1)"),
