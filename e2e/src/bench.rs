@@ -8,6 +8,7 @@ pub mod store;
 
 pub mod waypoint;
 
+mod api_server;
 mod envoy;
 mod files;
 
@@ -27,6 +28,9 @@ pub enum Bench {
     /// Instructions that the data path's pure work takes, against the figures on file; needs valgrind
     Instructions(instructions::Plan),
     /// A control plane of many pods: time and memory to the first state, a change to the push at many clients, reconnects
+    #[command(
+        after_help = "Examples:\n  e2e bench control-plane --bin-dir target/release\n  e2e bench control-plane --api-server --pods 10000 --clients 200"
+    )]
     ControlPlane(control_plane::Plan),
     /// A ztunnel of a large mesh: time until it is ready and memory, from a control plane and from a local file
     Store(store::Plan),

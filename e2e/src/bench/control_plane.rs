@@ -16,6 +16,7 @@ use clap::Args;
 use serde::Serialize;
 use tokio::task::JoinSet;
 
+use super::api_server;
 use super::files::{Files, Layout, Size};
 use crate::binaries;
 use crate::environment::Environment;
@@ -27,23 +28,35 @@ const MOST_PUSH: Duration = Duration::from_millis(100);
 /// Memory for each pod, once the state is complete.
 const MOST_KIB_PER_POD: f64 = 10.0;
 /// Changes of one pod in each run.
-const CHANGES: usize = 5;
+pub(super) const CHANGES: usize = 5;
 
 /// How to measure.
 #[derive(Debug, Clone, Args)]
 pub struct Plan {
     /// Sizes of the cluster
     #[arg(long, value_delimiter = ',', default_value = "10000,50000")]
-    pods: Vec<usize>,
+    pub(super) pods: Vec<usize>,
     /// Clients that are connected at once
     #[arg(long, default_value_t = 100)]
-    clients: usize,
+    pub(super) clients: usize,
     /// Each value is the median of so many runs
     #[arg(long, default_value_t = 5)]
     runs: usize,
+    /// Over a real API server instead of a folder, with objects that are put there; each value is of one run
+    #[arg(long)]
+    api_server: bool,
+    /// Services there
+    #[arg(long, default_value_t = 2000, requires = "api_server")]
+    pub(super) services: usize,
+    /// Policies there
+    #[arg(long, default_value_t = 500, requires = "api_server")]
+    pub(super) policies: usize,
+    /// Pods that others take the places of there
+    #[arg(long, default_value_t = 1000, requires = "api_server")]
+    pub(super) replaced: usize,
     /// Print JSON
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
     /// Use the programs in this folder and build nothing
     #[arg(long, value_name = "DIR")]
     bin_dir: Option<PathBuf>,
@@ -84,10 +97,10 @@ pub fn run(plan: &Plan, environment: &Environment) -> Result<bool> {
         plan.runs > 0 && plan.clients > 0,
         "there is nothing to measure"
     );
-    let programs = match &plan.bin_dir {
-        Some(folder) => folder.clone(),
-        None => binaries::build(environment, &std::env::current_exe()?)?,
-    };
+    if plan.api_server {
+        return api_server::run(plan, environment);
+    }
+    let programs = programs(plan, environment)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
@@ -108,6 +121,13 @@ pub fn run(plan: &Plan, environment: &Environment) -> Result<bool> {
         print_table(&rows, plan.clients);
     }
     Ok(rows.iter().all(Row::holds))
+}
+
+pub(super) fn programs(plan: &Plan, environment: &Environment) -> Result<PathBuf> {
+    match &plan.bin_dir {
+        Some(folder) => Ok(folder.clone()),
+        None => binaries::build(environment, &std::env::current_exe()?),
+    }
 }
 
 async fn measure(programs: &std::path::Path, pods: usize, clients: usize) -> Result<Row> {
@@ -252,7 +272,7 @@ fn size(pods: usize) -> Size {
 }
 
 /// Does work for each number, all at once.
-async fn join<T: Send + 'static, F>(
+pub(super) async fn join<T: Send + 'static, F>(
     numbers: std::ops::Range<usize>,
     work: impl Fn(usize) -> F,
 ) -> Result<Vec<T>>
