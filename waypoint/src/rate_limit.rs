@@ -24,6 +24,9 @@ pub use buckets::{Buckets, MOST};
 const MOST_REQUESTS: u32 = 1_000_000;
 const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
+/// What a bucket may take to fill, in nanoseconds: a century and a half. A burst that would take longer is cut to it.
+const LONGEST_FILL: u64 = u64::MAX / 4;
+
 const LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 const RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
@@ -124,7 +127,8 @@ impl RateLimit {
 impl Rate {
     fn take(self, bucket: &mut Bucket, now: u64) -> Taken {
         let full_at = bucket.0.max(now);
-        let (owed, most) = (full_at - now, self.every * u64::from(self.burst));
+        let most = self.every.saturating_mul(u64::from(self.burst));
+        let (owed, most) = (full_at - now, most.min(LONGEST_FILL));
         // One more has to fit in.
         let wait = (owed + self.every)
             .checked_sub(most)

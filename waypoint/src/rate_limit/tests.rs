@@ -36,6 +36,18 @@ fn a_burst_passes_and_then_one_at_a_time() {
 }
 
 #[test]
+fn a_burst_that_takes_ages_to_fill_is_a_limit_still() {
+    let (limit, buckets) = (limit(1, 86_400, MOST_REQUESTS, None), Buckets::default());
+    let now = 1000 * SECOND;
+    let passed = (0..60_000).filter(|_| buckets.take_at(&limit, b"", now).wait.is_none());
+    assert_eq!(
+        passed.count(),
+        53_375,
+        "as many as fill in a century and a half"
+    );
+}
+
+#[test]
 fn each_client_has_its_own_and_so_has_each_route() {
     let alice: SpiffeId = "spiffe://td/ns/a/sa/alice".parse().unwrap();
     let bob: SpiffeId = "spiffe://td/ns/a/sa/bob".parse().unwrap();
