@@ -24,6 +24,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         &["spiffe", "identity", "cluster", "ops", "proto"],
     ),
     ("redirect", &["cluster", "capture", "ops", "proto"]),
+    ("ambient", &[]),
     ("hbone", &["spiffe", "identity"]),
     ("mesh", &["spiffe", "proto"]),
     ("xds", &["proto"]),
