@@ -6,7 +6,7 @@
 //! the kernel, [`program`] visits a namespace for them. [`pairing`] says whether a namespace is a pod's, [`processes`]
 //! finds those that nobody announced. [`install`] puts the plugin on the node, [`departure`] says
 //! whether it stays when the agent ends; [`preflight`] says beforehand what will not work, by
-//! a [`canary`] among others. [`agent`] is the daemon's loop, between [`plugin_server`] (the CNI plugin
+//! a [`canary`] among others; where the canary lives, [`taint`] frees the node. [`agent`] is the daemon's loop, between [`plugin_server`] (the CNI plugin
 //! asks), [`zds_server`] (ztunnel answers) and [`memory`] (survives a restart). [`cni`] is the plugin.
 
 pub mod enroll;
@@ -39,3 +39,4 @@ pub mod plugin_server;
 pub mod preflight;
 pub mod processes;
 pub mod state;
+pub mod taint;

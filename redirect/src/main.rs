@@ -23,6 +23,7 @@ use redirect::plugin_server::{self, PluginServer};
 use redirect::preflight;
 use redirect::program;
 use redirect::state::{Options, State};
+use redirect::taint;
 use redirect::zds_server::ZdsServer;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
@@ -158,6 +159,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let plugin_socket = config.run_dir.join(plugin_api::SOCKET);
     let plugin = PluginServer::bind(&plugin_socket, question_sender)
         .with_context(|| format!("plugin socket {}", plugin_socket.display()))?;
+    let node = config.node.clone();
     let parts = Parts {
         node: config.node,
         source,
@@ -186,12 +188,15 @@ async fn run(config: Config) -> anyhow::Result<()> {
             install::keep(settings, ready, until).await;
         }
     });
+    let lifting = client
+        .clone()
+        .map(|client| tokio::spawn(taint::lift(client, node, readiness)));
     let agent = tokio::spawn(agent::run(parts, drain));
     let signal = ops::shutdown::terminated().await.context("signals")?;
     info!(signal, "agent stops");
     shutdown.start();
     agent.await.context("the agent's loop")?;
-    for server in servers {
+    for server in servers.into_iter().chain(lifting) {
         server.abort();
     }
     health.abort();

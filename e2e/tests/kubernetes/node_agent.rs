@@ -360,7 +360,20 @@ async fn a_pod_of_this_node_is_captured_and_annotated_until_its_label_goes() -> 
         pod("web", "10.1.0.1"),
         running("shop", "other", "default", "node-b", "10.1.0.2"),
     );
-    let mut node = Node::start(&[web.clone(), other.clone()]).await?;
+    let taint = |key: &str| json!({"key": key, "effect": "NoSchedule"});
+    let node_a = json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"},
+        "spec": {"taints": [taint("cni.istio.io/not-ready"), taint("another")]},
+    });
+    let mut node = Node::start(&[web.clone(), other.clone(), node_a.clone()]).await?;
+    node.until("it takes pods", async |node| {
+        let found = node.cluster.get(&node_a).await.unwrap_or_default();
+        let taints = found["spec"]["taints"].as_array().cloned();
+        let taints = taints.unwrap_or_default();
+        let has = |key: &str| taints.iter().any(|taint| taint["key"] == key);
+        has("another") && !has("cni.istio.io/not-ready")
+    })
+    .await?;
     let uid = node.uid(&web).await?;
     let sandbox = Sandbox::new("web", uid.clone(), ip)?;
     node.plugin("ADD", &sandbox).await?;
