@@ -120,6 +120,9 @@ pub fn authenticate<'r>(
     let mut good = Vec::new();
     for rule in rules {
         let found = rule.places.find(&head.headers, head.uri.query());
+        if found.len() > places::MOST {
+            return Err(BadToken::TooMany);
+        }
         let judged: Result<Vec<_>, BadToken> = found
             .iter()
             .map(|found| Ok((found, verify::verify(&found.token, rule, now)?)))

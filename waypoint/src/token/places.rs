@@ -4,8 +4,8 @@
 use http::header::{self, HeaderMap, HeaderName};
 use proto::waypoint as wire;
 
-/// Tokens of one request that a rule looks at; a client has one.
-const MOST: usize = 8;
+/// Tokens of one request that a rule looks at; a client has one. What has more is refused: nobody would have looked at them.
+pub(super) const MOST: usize = 8;
 
 #[derive(Debug)]
 pub(super) struct Places(Box<[Place]>);
@@ -49,7 +49,7 @@ impl Places {
         Ok(Self(places.into()))
     }
 
-    /// The tokens that a request carries at these places.
+    /// The tokens that a request carries at these places; of more than [`MOST`] one more.
     pub(super) fn find(&self, headers: &HeaderMap, query: Option<&str>) -> Vec<Found> {
         let found = self.0.iter().flat_map(|place| -> Vec<Found> {
             let texts = |name: &HeaderName| {
@@ -84,7 +84,7 @@ impl Places {
         });
         found
             .filter(|found| !found.token.is_empty())
-            .take(MOST)
+            .take(MOST + 1)
             .collect()
     }
 }

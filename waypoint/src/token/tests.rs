@@ -230,6 +230,20 @@ fn tokens_are_found_where_the_rule_says_and_nowhere_else() {
 }
 
 #[test]
+fn more_tokens_than_are_looked_at_are_refused() {
+    let issuer = Issuer::new("https://a");
+    let token = format!("Bearer {}", issuer.token(json!({})));
+    let rules = [issuer.rule()];
+    let carrying = |forged: usize| {
+        let mut tokens = vec![("authorization", token.as_str()); places::MOST];
+        tokens.extend(vec![("authorization", "Bearer forged"); forged]);
+        judge(&rules, &mut head("/", &tokens)).err()
+    };
+    assert_eq!(carrying(0), None);
+    assert_eq!(carrying(1), Some(BadToken::TooMany));
+}
+
+#[test]
 fn of_several_rules_one_good_token_is_enough_and_a_bad_one_alone_is_refused() {
     let (a, b) = (Issuer::new("https://a"), Issuer::new("https://b"));
     let rules = [a.rule(), b.rule()];

@@ -41,6 +41,8 @@ pub enum BadToken {
     NoKey,
     #[error("Jwt verification fails")]
     Signature,
+    #[error("Jwt is given too many times")]
+    TooMany,
 }
 
 /// The claims of a token that is good at `now`, in seconds since the epoch.
