@@ -13,8 +13,8 @@ use proto::waypoint::hash_key::From;
 use proto::waypoint::http_backend::Target;
 use proto::waypoint::load_balancer::{Choice, Simple};
 use proto::waypoint::{
-    ConnectionLimits, Destination, HashCookie, HashKey, HttpBackend, HttpRule, LoadBalancer,
-    Protocol, Retry, TrafficPolicy,
+    ConnectionLimits, Destination, HashCookie, HashKey, HttpBackend, HttpMatch, HttpRule,
+    LoadBalancer, Members, PathMatch, Protocol, Retry, TrafficPolicy,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -116,6 +116,56 @@ async fn what_is_beyond_a_limit_of_requests_is_refused_at_once() {
     world
         .until_counted(&["istio_requests_total", "response_flags=\"UO\"", "} 1"])
         .await;
+}
+
+#[tokio::test]
+async fn parts_of_a_service_have_limits_of_their_own() {
+    let mut world = World::new().await;
+    let (let_go, asked) = (Arc::new(Semaphore::new(0)), Arc::default());
+    let apps = [held(&let_go, &asked).await, application("second").await];
+    let to = world.service("app", &apps);
+    let part = |number: usize| {
+        let mut policy = limited(ConnectionLimits {
+            requests: 1,
+            ..ConnectionLimits::default()
+        });
+        if let Some(policy) = &mut policy {
+            policy.members = Some(Members {
+                name: format!("part-{number}"),
+                workloads: vec![format!("c//Pod/shop/app-{number}")],
+            });
+        }
+        let path = proto::waypoint::path_match::Kind::Prefix(format!("/{number}"));
+        HttpRule {
+            matches: vec![HttpMatch {
+                path: Some(PathMatch { kind: Some(path) }),
+                ..HttpMatch::default()
+            }],
+            backends: vec![HttpBackend {
+                weight: 1,
+                target: Some(Target::Destination(Destination {
+                    namespace: "shop".into(),
+                    hostname: host("app").to_string(),
+                    port: 80,
+                    protocol: Protocol::Http1.into(),
+                    traffic_policy: policy.map(Box::new),
+                })),
+                filters: vec![],
+            }],
+            ..HttpRule::default()
+        }
+    };
+    world.serve("app", Protocol::Http1, vec![part(0), part(1)]);
+    let first = world.get(to, "/0");
+    let others = async {
+        until(&asked, 1).await;
+        assert_eq!(world.get(to, "/0").await.status, 503);
+        // What one part has to do is nothing to the other.
+        assert_eq!(world.get(to, "/1").await.seen()["app"], "second");
+        let_go.add_permits(1);
+    };
+    let (first, ()) = tokio::join!(first, others);
+    assert_eq!((first.status, first.body.as_str()), (200, "at last"));
 }
 
 #[tokio::test]
