@@ -3,11 +3,15 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
 use crate::environment::Environment;
-use crate::handle::Access;
+use crate::handle::{Access, eventually};
+
+/// How long one may take to end.
+const FAREWELL: Duration = Duration::from_secs(10);
 
 /// It ends with this value.
 pub(super) struct Envoy {
@@ -20,6 +24,14 @@ impl Drop for Envoy {
     fn drop(&mut self) {
         let _already_gone = self.process.kill();
         let _reaped = self.process.wait();
+        // What was waited for is the program that entered the pod. Until Envoy itself is gone, another can't have its names.
+        let ended = eventually("Envoy is gone", FAREWELL, || {
+            ensure!(self.pid().is_err(), "it runs still");
+            Ok(())
+        });
+        if let Err(error) = ended {
+            eprintln!("{error:#}");
+        }
     }
 }
 

@@ -26,8 +26,9 @@ const STREAMS: usize = 100;
 /// requests.
 const MADE_AT_FIRST: (usize, usize) = (16, 2);
 
-/// Where there are many, so manieth part of them may be made at a time.
-const GROWTH: usize = 4;
+/// Where there are very many, so manieth part of them may be made at a time. A larger part would have a crowd connect for
+/// most of the time, as in a busy mesh that takes as long as many answers.
+const GROWTH: usize = 32;
 
 pub(super) struct Entry {
     key: Arc<Key>,
@@ -107,6 +108,15 @@ pub(super) enum Found {
     Queue(oneshot::Receiver<Granted>),
 }
 
+/// How many connections may be made at a time where so many are open.
+pub(super) fn made_at_a_time(version: Version, open: usize) -> usize {
+    let at_first = match version {
+        Version::Http1 => MADE_AT_FIRST.0,
+        Version::Http2 => MADE_AT_FIRST.1,
+    };
+    at_first.max(open / GROWTH)
+}
+
 impl Entry {
     pub(super) fn new(key: Arc<Key>) -> Self {
         Self {
@@ -174,11 +184,7 @@ impl Entry {
     }
 
     fn may_make(&self) -> bool {
-        let at_first = match self.key.version {
-            Version::Http1 => MADE_AT_FIRST.0,
-            Version::Http2 => MADE_AT_FIRST.1,
-        };
-        self.making < at_first.max(self.open() / GROWTH)
+        self.making < made_at_a_time(self.key.version, self.open())
     }
 
     fn carrier(&mut self, now: Instant) -> Option<Carrier> {

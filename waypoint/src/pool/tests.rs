@@ -138,17 +138,18 @@ async fn a_crowd_waits_in_order_for_what_becomes_free_first() {
     assert!(last.try_recv().is_err());
 }
 
-#[tokio::test]
-async fn the_more_connections_there_are_the_more_may_be_made() {
-    let near = near(100).await;
-    let mut open = Vec::new();
-    for _ in 0..5 {
-        for place in near.crowd(16).0 {
-            open.push(near.connect(place).await);
-        }
+#[test]
+fn the_more_connections_there_are_the_more_may_be_made() {
+    for (version, open, expected) in [
+        (Version::Http1, 0, 16),
+        (Version::Http1, 512, 16),
+        (Version::Http1, 1024, 32),
+        (Version::Http2, 0, 2),
+        (Version::Http2, 100, 3),
+    ] {
+        let may = entry::made_at_a_time(version, open);
+        assert_eq!(may, expected, "{version:?}, {open}");
     }
-    assert_eq!(open.len(), 80);
-    assert_eq!(near.crowd(30).0.len(), 20);
 }
 
 #[tokio::test]
