@@ -27,6 +27,7 @@ use crate::{
     config::{AuthorityConfig, Config, TokenAuthority, TokenConfig},
     controller::{Conditions, Controller, State},
     index::Index,
+    key_sets::Fetcher,
     replicas, root_configmaps,
     serving::{self, Bounds, Shown},
     source::Cluster,
@@ -96,7 +97,14 @@ pub async fn start(
         writer: cluster.status_writer()?,
         leadership: leadership.clone(),
     };
-    Controller::start(source, state.clone(), conditions, known, drain.clone());
+    let fetcher = Fetcher::new(&config.jwks_roots)?;
+    Controller::start(
+        source,
+        state.clone(),
+        (conditions, fetcher),
+        known,
+        drain.clone(),
+    );
 
     let discovery = Discovery::new(
         Arc::clone(&state.catalogue),

@@ -95,6 +95,10 @@ pub struct Arguments {
     /// Lifetime of a certificate whose client names none [DEFAULT_WORKLOAD_CERT_TTL; 24h]
     #[arg(long)]
     default_cert_ttl: Option<String>,
+    /// File of certificate authorities that are trusted besides the system's where the keys of token issuers are fetched
+    /// [JWKS_EXTRA_ROOTS; /cacerts/extra.pem, if it is there]
+    #[arg(long)]
+    jwks_roots: Option<String>,
     /// Image of the waypoints that Gateways ask for [WAYPOINT_IMAGE; culvert/waypoint of this version]
     #[arg(long)]
     waypoint_image: Option<String>,
@@ -124,6 +128,8 @@ pub struct Config {
     pub authority: AuthorityConfig,
     /// How callers prove who they are.
     pub tokens: TokenConfig,
+    /// Who else is trusted where the keys of token issuers are fetched; the file need not be there.
+    pub jwks_roots: PathBuf,
     /// The image of waypoints.
     pub waypoint_image: String,
     /// How the process logs.
@@ -254,6 +260,7 @@ impl Config {
         let cacerts = reader.given(&a.cacerts, "CACERTS_DIR").map(PathBuf::from);
         let image = format!("culvert/waypoint:{}", env!("CARGO_PKG_VERSION"));
         let waypoint_image = reader.text(&a.waypoint_image, "WAYPOINT_IMAGE", &image);
+        let jwks_roots = reader.text(&a.jwks_roots, "JWKS_EXTRA_ROOTS", "/cacerts/extra.pem");
         let log = reader.log();
         let (Some(source), Some(listen), Some(admin), Some(monitoring), Some(trust_domain), true) = (
             source,
@@ -293,6 +300,7 @@ impl Config {
                 audiences,
                 node_accounts,
             },
+            jwks_roots: jwks_roots.into(),
             waypoint_image,
             log,
         })

@@ -14,19 +14,26 @@ use std::{
 use cluster::{Batch, ObjectKey, Source, StatusWriter, k8s_openapi::jiff::Timestamp};
 use ops::{health::ReadyHandle, shutdown::DrainSignal};
 use parking_lot::{Mutex, RwLock};
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::{Notify, mpsc, watch},
+    time::Instant,
+};
 
 use crate::{
     catalogue::{Catalogue, ResourceType},
-    index::Index,
+    index::{Changes, Index},
+    key_sets::{self, Fetched, Fetcher},
     leader::Leadership,
     status::{self, Task},
+    translate::authentication::KeySource,
 };
 
 /// Events that follow each other this closely are taken in together …
 const QUIET: Duration = Duration::from_millis(15);
 /// … but none waits for longer than this.
 const LATEST: Duration = Duration::from_millis(50);
+/// How long a start waits for the keys of token issuers, so that no waypoint is told in between that there are none.
+const FIRST_KEYS: Duration = Duration::from_secs(5);
 /// Conditions that could not be written, as on a full disk or while another replica leads, are looked at again this often.
 const TRY_AGAIN: Duration = Duration::from_secs(2);
 
@@ -48,6 +55,8 @@ pub struct Controller {
     state: State,
     due: Arc<Due>,
     reported: BTreeSet<String>,
+    wanted: watch::Sender<BTreeSet<KeySource>>,
+    fetched: mpsc::Receiver<Fetched>,
 }
 
 /// How conditions are written, and whether they are for this replica to write.
@@ -65,20 +74,27 @@ struct Due {
 }
 
 impl Controller {
-    /// Starts to feed `state` from `source`, and to write conditions.
+    /// Starts to feed `state` from `source`, to fetch the keys of token issuers, and to write conditions.
     pub fn start(
         source: Source,
         state: State,
-        conditions: Conditions,
+        (conditions, fetcher): (Conditions, Fetcher),
         ready: ReadyHandle,
         drain: DrainSignal,
     ) {
         let due = Arc::new(Due::default());
+        let (wanted, wants) = watch::channel(BTreeSet::new());
+        // Each is taken in within a moment; a fetch can wait.
+        let (told, fetched) = mpsc::channel(16);
+        let keeping = key_sets::keep(wants, told, fetcher, drain.clone());
+        tokio::spawn(Box::pin(keeping));
         let controller = Self {
             source,
             state: state.clone(),
             due: Arc::clone(&due),
             reported: BTreeSet::new(),
+            wanted,
+            fetched,
         };
         let first = Arc::new(Notify::new());
         tokio::spawn(Box::pin(controller.run(
@@ -93,7 +109,9 @@ impl Controller {
 
     async fn run(mut self, ready: ReadyHandle, first: Arc<Notify>, drain: DrainSignal) {
         let batch = self.source.next().await;
-        self.take_in(batch);
+        let changes = self.state.index.write().apply(batch.events);
+        let with_keys = self.first_keys().await;
+        self.publish(changes.followed_by(with_keys), batch.problems);
         let counts = {
             let tables = self.state.catalogue.read();
             let served = tables
@@ -117,11 +135,50 @@ impl Controller {
         loop {
             let batch = tokio::select! {
                 batch = self.source.next() => batch,
+                Some((source, keys)) = self.fetched.recv() => {
+                    let changes = self.state.index.write().set_keys(source, keys);
+                    let problems = self.state.source_problems.read().clone();
+                    self.publish(changes, problems);
+                    continue;
+                }
                 () = drain.requested() => return,
             };
             let batch = self.gather(batch).await;
-            self.take_in(batch);
+            let changes = self.state.index.write().apply(batch.events);
+            self.want_keys();
+            self.publish(changes, batch.problems);
         }
+    }
+
+    /// Says which keys are wanted now.
+    fn want_keys(&self) -> BTreeSet<KeySource> {
+        let sources = self.state.index.write().key_sources();
+        self.wanted.send_if_modified(|wanted| {
+            let differs = *wanted != sources;
+            if differs {
+                wanted.clone_from(&sources);
+            }
+            differs
+        });
+        sources
+    }
+
+    /// Waits until each set of keys was fetched or could not be, for a while.
+    async fn first_keys(&mut self) -> Changes {
+        let mut missing = self.want_keys();
+        let mut changes = Changes::default();
+        let deadline = Instant::now() + FIRST_KEYS;
+        while !missing.is_empty() {
+            match tokio::time::timeout_at(deadline, self.fetched.recv()).await {
+                Ok(Some((source, keys))) => {
+                    missing.remove(&source);
+                    let set = self.state.index.write().set_keys(source, keys);
+                    changes = changes.followed_by(set);
+                }
+                Ok(None) | Err(_) => break,
+            }
+        }
+        changes
     }
 
     /// Adds what follows closely.
@@ -139,22 +196,21 @@ impl Controller {
         }
     }
 
-    fn take_in(&mut self, batch: Batch) {
-        let (changes, problems) = {
-            let mut index = self.state.index.write();
-            let changes = index.apply(batch.events);
+    fn publish(&mut self, changes: Changes, of_source: Vec<cluster::Problem>) {
+        let problems = {
+            let index = self.state.index.read();
             let problems = index
                 .problems()
                 .map(|(object, problem)| format!("{object}: {problem}"));
-            (changes, problems.collect::<BTreeSet<String>>())
+            problems.collect::<BTreeSet<String>>()
         };
         tracing::debug!(
             resources = changes.resources.len(),
             "took in changes of the cluster"
         );
         self.state.catalogue.publish(changes.resources);
-        self.report(problems, &batch.problems);
-        *self.state.source_problems.write() = batch.problems;
+        self.report(problems, &of_source);
+        *self.state.source_problems.write() = of_source;
         if !changes.conditions.is_empty() {
             self.due.pending.lock().extend(changes.conditions);
             self.due.more.notify_one();

@@ -35,7 +35,7 @@ use crate::{
     catalogue::{Change, Place, ResourceType, Version},
     facts::{NamespacedName, Problem, pod::Life},
     status::{Condition, routes::ParentStatus},
-    translate::{Mesh, route::RouteId},
+    translate::{Mesh, authentication::KeySource, route::RouteId},
     wellknown,
     xds_server::node::Instances,
 };
@@ -100,6 +100,18 @@ pub struct Changes {
     pub conditions: BTreeSet<ObjectKey>,
 }
 
+impl Changes {
+    /// These and then others, of which the later ones of a resource count.
+    pub fn followed_by(mut self, later: Self) -> Self {
+        let places: BTreeSet<_> = later.resources.iter().map(|one| &one.place).collect();
+        self.resources.retain(|one| !places.contains(&one.place));
+        drop(places);
+        self.resources.extend(later.resources);
+        self.conditions.extend(later.conditions);
+        self
+    }
+}
+
 /// What the control plane knows of the cluster.
 #[derive(Debug)]
 pub struct Index {
@@ -158,6 +170,16 @@ impl Index {
                 changes.conditions.insert(object);
             }
         }
+        self.derive_all(changes)
+    }
+
+    /// Takes in a set of keys as it was fetched, or why there is none.
+    pub fn set_keys(&mut self, source: KeySource, keys: Result<String, String>) -> Changes {
+        self.fold_keys(source, keys);
+        self.derive_all(Changes::default())
+    }
+
+    fn derive_all(&mut self, mut changes: Changes) -> Changes {
         changes.conditions.extend(self.allocate());
         let mut told = Told::default();
         while let Some(subject) = self.dirty.pop_first() {

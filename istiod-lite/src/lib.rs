@@ -29,6 +29,8 @@ pub mod ca;
 pub mod ca_service;
 pub mod xds_server;
 
+pub mod key_sets;
+
 pub mod controller;
 pub mod leader;
 pub mod serving;

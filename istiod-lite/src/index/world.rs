@@ -29,7 +29,7 @@ use crate::{
         workload_entry::WorkloadEntry,
     },
     translate::{
-        authentication::Authentication,
+        authentication::{Authentication, KeySource},
         destination_rule::DestinationRule,
         policy::{Policy, TargetKey},
         route::{Host, ParentKey, Route, RouteId},
@@ -56,6 +56,8 @@ pub(super) struct World {
     pub(super) policies_by_target: HashMap<TargetKey, BTreeSet<NamespacedName>>,
     /// RequestAuthentications likewise.
     pub(super) authentications_by_target: HashMap<TargetKey, BTreeSet<NamespacedName>>,
+    /// The keys of token issuers as they were fetched, or why there are none.
+    pub(super) key_sets: BTreeMap<KeySource, Result<String, String>>,
     /// Routes by what they are for.
     pub(super) routes_by_parent: HashMap<ParentKey, BTreeSet<RouteId>>,
     /// Routes by the Kubernetes services that they lead to.

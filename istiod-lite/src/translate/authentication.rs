@@ -4,11 +4,15 @@
 //! ztunnel sees no tokens: one that chooses workloads is enforced by nobody, and its author is told. A rule that can't be
 //! taken as written refuses the tokens of its issuer.
 
+use std::fmt;
+use std::time::Duration;
+
 use cluster::kinds;
 use http::HeaderName;
 use proto::waypoint as wire;
 
 use super::policy::{Target, targets};
+use super::route::fraction;
 use crate::facts::{Problem, Read};
 
 /// A RequestAuthentication, as far as waypoints are concerned.
@@ -16,8 +20,58 @@ use crate::facts::{Problem, Read};
 pub struct Authentication {
     /// What it is for.
     pub targets: Vec<Target>,
-    /// What waypoints are told.
-    pub rules: Vec<wire::TokenRule>,
+    /// Whose tokens are taken.
+    pub rules: Vec<Rule>,
+}
+
+/// Whose tokens are taken.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rule {
+    /// What waypoints are told, but for keys that are fetched.
+    pub told: wire::TokenRule,
+    /// Where keys are fetched from, if they are.
+    pub keys_from: Option<KeySource>,
+}
+
+/// Where a set of keys is fetched from.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KeySource {
+    /// Where it is.
+    pub place: KeyPlace,
+    /// How long a fetch may take.
+    pub timeout: Duration,
+}
+
+/// Where a set of keys is.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum KeyPlace {
+    /// At this address.
+    Uri(String),
+    /// Where this issuer says it to be.
+    Issuer(String),
+}
+
+/// How long a fetch may take where nothing is said, and at most.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE_MOST: Duration = Duration::from_secs(60);
+
+impl KeySource {
+    /// A set at an address.
+    pub fn uri(uri: impl Into<String>, timeout: Duration) -> Self {
+        Self {
+            place: KeyPlace::Uri(uri.into()),
+            timeout,
+        }
+    }
+}
+
+impl fmt::Display for KeySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            KeyPlace::Uri(uri) => f.write_str(uri),
+            KeyPlace::Issuer(issuer) => write!(f, "issuer {issuer}"),
+        }
+    }
 }
 
 /// Translates a RequestAuthentication.
@@ -53,12 +107,7 @@ pub fn translate(
     }
 }
 
-fn rule(
-    written: &kinds::JwtRule,
-    path: &str,
-    of: &str,
-    problems: &mut Vec<Problem>,
-) -> wire::TokenRule {
+fn rule(written: &kinds::JwtRule, path: &str, of: &str, problems: &mut Vec<Problem>) -> Rule {
     let mut faults = Vec::new();
     for field in written.unknown_fields.keys() {
         match field.as_str() {
@@ -70,23 +119,34 @@ fn rule(
             _ => faults.push((field.clone(), "is not known".to_owned())),
         }
     }
-    let keys = match (&written.jwks, &written.jwks_uri) {
-        (Some(keys), _) if !keys.is_empty() => keys.clone(),
-        (_, Some(uri)) => {
-            let words = format!("{uri:?} is not fetched; write the keys into jwks");
-            faults.push(("jwksUri".to_owned(), words));
-            String::new()
-        }
-        _ => {
-            faults.push((
-                "jwks".to_owned(),
-                "is missing, and keys are not fetched".to_owned(),
-            ));
-            String::new()
+    let timeout = match written.timeout.as_deref().map(fraction) {
+        None => PATIENCE,
+        Some(Ok(timeout)) if !timeout.is_zero() && timeout <= PATIENCE_MOST => timeout,
+        Some(read) => {
+            let why = read.map_or_else(
+                |reason| reason,
+                |_| format!("is none up to {PATIENCE_MOST:?}"),
+            );
+            let reason = format!("{why}; {PATIENCE:?} holds");
+            problems.push(Problem::new(format!("{path}.timeout"), reason));
+            PATIENCE
         }
     };
-    if written.issuer.is_empty() && written.jwks_uri.is_none() {
-        faults.push(("issuer".to_owned(), "is empty".to_owned()));
+    let filled = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let (keys, place) = match (filled(&written.jwks), filled(&written.jwks_uri)) {
+        (Some(keys), _) => (keys, None),
+        (None, Some(uri)) => (String::new(), Some(("jwksUri", KeyPlace::Uri(uri)))),
+        (None, None) => {
+            let issuer = KeyPlace::Issuer(written.issuer.clone());
+            (String::new(), Some(("issuer", issuer)))
+        }
+    };
+    if let Some((field, KeyPlace::Uri(uri) | KeyPlace::Issuer(uri))) = &place
+        && !uri.starts_with("https://")
+        && !uri.starts_with("http://")
+    {
+        let words = format!("{uri:?} is no http or https address, and there are no keys in jwks");
+        faults.push(((*field).to_owned(), words));
     }
     let mut is_header = |field: String, name: &str| {
         let is_one = name.parse::<HeaderName>().is_ok();
@@ -126,7 +186,9 @@ fn rule(
         let reason = format!("{reason}; tokens of this issuer are refused");
         Problem::new(format!("{path}.{field}"), reason)
     }));
-    wire::TokenRule {
+    let keys_from = place.filter(|_| no_keys.is_none());
+    let keys_from = keys_from.map(|(_, place)| KeySource { place, timeout });
+    let told = wire::TokenRule {
         of: of.to_owned(),
         issuer: written.issuer.clone(),
         audiences: written.audiences.clone(),
@@ -139,5 +201,6 @@ fn rule(
         payload_header: payload.unwrap_or_default().to_owned(),
         claim_headers,
         space_delimited: written.space_delimited_claims.clone(),
-    }
+    };
+    Rule { told, keys_from }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Asked over HTTP: with the request's own method and path, where 200 allows, any error of a server's is none, and
-//! everything else denies.
+//! Asked over HTTP: with the request's own method and path, where 200 allows, an error of a server's is no answer,
+//! and everything else denies.
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -94,7 +94,7 @@ impl Rules {
     }
 
     pub(super) fn answer(&self, head: &response::Parts, body: Bytes) -> Result<Answer, BadAnswer> {
-        if head.status.is_server_error() {
+        if head.status.is_server_error() || head.status.is_informational() {
             return Err(BadAnswer::Status(head.status.as_u16()));
         }
         let lines = || head.headers.iter().filter(|(name, _)| !is_of_message(name));

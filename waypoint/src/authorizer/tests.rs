@@ -390,6 +390,7 @@ fn only_an_answer_that_can_be_read_in_full_allows() {
         (201, "201 why"),
         (302, "302 why"),
         (401, "401 why"),
+        (101, "none"),
         (500, "none"),
         (503, "none"),
     ] {

@@ -33,9 +33,20 @@ impl Index {
         let names = self.world.authentications_by_target.get(target);
         let rules = names.into_iter().flatten().filter_map(|name| {
             let here = self.world.inhabitants(&name.namespace)?;
-            Some(here.authentications.get(&name.name)?.rules.clone())
+            Some(&here.authentications.get(&name.name)?.rules)
         });
-        rules.flatten().collect()
+        let told = rules.flatten().map(|rule| {
+            let mut told = rule.told.clone();
+            if let (Some(source), true) = (&rule.keys_from, told.no_keys.is_empty()) {
+                match self.world.key_sets.get(source) {
+                    Some(Ok(keys)) => told.keys.clone_from(keys),
+                    Some(Err(reason)) => told.no_keys.clone_from(reason),
+                    None => told.no_keys = format!("{source}: not fetched yet"),
+                }
+            }
+            told
+        });
+        told.collect()
     }
 
     /// What holds for all that a waypoint serves.

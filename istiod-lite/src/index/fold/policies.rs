@@ -14,7 +14,7 @@ use crate::{
         policy::{PeerAuthentication, Reach},
     },
     translate::{
-        authentication::Authentication,
+        authentication::{Authentication, KeySource},
         policy::{self as authorization, TargetKey},
     },
 };
@@ -110,6 +110,39 @@ impl Index {
             self.mark_targets(before.union(&now));
         }
         self.forget_deserted(&name.namespace);
+    }
+
+    /// The sources of keys that are wanted; what was fetched from others is forgotten.
+    pub fn key_sources(&mut self) -> BTreeSet<KeySource> {
+        let all = self.world.namespaces.values();
+        let all = all.flat_map(|here| here.authentications.values());
+        let rules = all.flat_map(|authentication| &authentication.rules);
+        let sources = rules.filter_map(|rule| rule.keys_from.clone());
+        let sources: BTreeSet<KeySource> = sources.collect();
+        self.world
+            .key_sets
+            .retain(|source, _| sources.contains(source));
+        sources
+    }
+
+    pub(in crate::index) fn fold_keys(&mut self, source: KeySource, keys: Result<String, String>) {
+        if self.world.key_sets.get(&source) == Some(&keys) {
+            return;
+        }
+        let all = self.world.namespaces.values();
+        let all = all.flat_map(|here| here.authentications.values());
+        let using = all.filter(|authentication| {
+            let mut rules = authentication.rules.iter();
+            rules.any(|rule| rule.keys_from.as_ref() == Some(&source))
+        });
+        let targets = using.flat_map(|authentication| &authentication.targets);
+        let targets: BTreeSet<TargetKey> = targets
+            .filter_map(|target| target.key.clone().ok())
+            .collect();
+        if !targets.is_empty() {
+            self.world.key_sets.insert(source, keys);
+            self.mark_targets(targets.iter());
+        }
     }
 
     /// Marks what waypoints are told of these.
