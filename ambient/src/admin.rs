@@ -48,7 +48,8 @@ fn fetch(address: &str, path: &str) -> io::Result<Vec<u8>> {
         stream.set_write_timeout(Some(PATIENCE))?;
         // Of this version an answer comes in one piece and ends with the connection. Admin ports take requests under
         // names of their own machine alone.
-        write!(stream, "GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n")?;
+        let request = format!("GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n");
+        stream.write_all(request.as_bytes())?;
         let mut answer = Vec::new();
         stream.take(MAX_ANSWER).read_to_end(&mut answer)?;
         return Ok(answer);
@@ -83,9 +84,15 @@ mod tests {
         let address = listener.local_addr().unwrap().to_string();
         std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            let mut asked = [0; 1024];
-            let length = stream.read(&mut asked).unwrap();
-            assert!(asked[..length].starts_with(b"GET /config_dump HTTP/1.0\r\n"));
+            // All of it: what is left unread at the close would reset the connection.
+            let mut asked = Vec::new();
+            while !asked.ends_with(b"\r\n\r\n") {
+                let mut more = [0; 1024];
+                let length = stream.read(&mut more).unwrap();
+                assert!(length > 0, "{asked:?} is no request");
+                asked.extend_from_slice(&more[..length]);
+            }
+            assert!(asked.starts_with(b"GET /config_dump HTTP/1.0\r\n"));
             stream.write_all(answer.as_bytes()).unwrap();
         });
         address
