@@ -48,36 +48,55 @@ impl Needs {
         self.add(format!("{network}/{ip}"), holds);
     }
 
-    /// A waypoint or gateway, and the gateways that lead to where it is.
-    fn reference(&mut self, store: &Store, reference: &GatewayAddress, network: &str) {
+    /// A waypoint or gateway, and the gateways that lead to where it is. Where several have its address, the client's
+    /// namespace decides, as it does for the connection.
+    fn reference(
+        &mut self,
+        store: &Store,
+        reference: &GatewayAddress,
+        network: &str,
+        client: Option<&str>,
+    ) {
         match &reference.destination {
             GatewayDestination::Hostname(host) => {
-                let holds = store.gateway(&reference.destination, None).is_some();
+                let holds = store.gateway(&reference.destination, client).is_some();
                 self.add(host.to_string(), holds);
             }
             GatewayDestination::Address(at) => self.address(store, &at.network, at.address),
         }
-        match store.gateway(&reference.destination, None) {
+        match store.gateway(&reference.destination, client) {
             Some(Found::Service(service)) => {
-                self.endpoints(store, store.endpoints(&service), network)
+                self.endpoints(store, store.endpoints(&service), network, client)
             }
-            Some(Found::Workload(workload)) => self.endpoints(store, &[workload], network),
+            Some(Found::Workload(workload)) => self.endpoints(store, &[workload], network, client),
             None => {}
         }
     }
 
     /// The gateways to endpoints on other networks.
-    fn endpoints(&mut self, store: &Store, endpoints: &[Arc<Workload>], network: &str) {
+    fn endpoints(
+        &mut self,
+        store: &Store,
+        endpoints: &[Arc<Workload>],
+        network: &str,
+        client: Option<&str>,
+    ) {
         let elsewhere = endpoints
             .iter()
             .filter(|endpoint| *endpoint.network != *network);
         for gateway in elsewhere.filter_map(|endpoint| endpoint.network_gateway.as_ref()) {
-            self.once(store, gateway, network);
+            self.once(store, gateway, network, client);
         }
     }
 
     /// Many share one waypoint or gateway, and one that leads through itself leads nowhere.
-    fn once(&mut self, store: &Store, reference: &GatewayAddress, network: &str) {
+    fn once(
+        &mut self,
+        store: &Store,
+        reference: &GatewayAddress,
+        network: &str,
+        client: Option<&str>,
+    ) {
         let known = match &reference.destination {
             GatewayDestination::Hostname(host) => self.0.contains_key(&host.to_string()),
             GatewayDestination::Address(at) => self
@@ -85,7 +104,7 @@ impl Needs {
                 .contains_key(&format!("{}/{}", at.network, at.address)),
         };
         if !known {
-            self.reference(store, reference, network);
+            self.reference(store, reference, network, client);
         }
     }
 }
@@ -102,7 +121,8 @@ pub fn outbound(store: &Store, connection: &Outbound<'_>) -> Needs {
     if let Some(Found::Service(service)) = &meant {
         let mut waypoints = service.waypoints().peekable();
         if waypoints.peek().is_some() {
-            waypoints.for_each(|waypoint| needs.reference(store, waypoint, &source.network));
+            waypoints
+                .for_each(|waypoint| needs.reference(store, waypoint, &source.network, client));
             return needs;
         }
     }
@@ -113,14 +133,14 @@ pub fn outbound(store: &Store, connection: &Outbound<'_>) -> Needs {
             .workload_by_ip(&source.network, ip)
             .map_or(&[][..], std::slice::from_ref),
     };
-    needs.endpoints(store, endpoints, &source.network);
+    needs.endpoints(store, endpoints, &source.network, client);
     if !matches!(meant, Some(Found::Service(_))) {
         // Addressed as workloads, they take their own waypoints.
         for waypoint in endpoints
             .iter()
             .filter_map(|endpoint| endpoint.waypoint.as_ref())
         {
-            needs.once(store, waypoint, &source.network);
+            needs.once(store, waypoint, &source.network, client);
         }
     }
     needs
@@ -154,12 +174,12 @@ pub fn inbound(
             match store.find(network, ip, None) {
                 Some(Found::Service(service)) => {
                     for waypoint in service.waypoints() {
-                        needs.reference(store, waypoint, network);
+                        needs.reference(store, waypoint, network, None);
                     }
                 }
                 Some(Found::Workload(workload)) => {
                     if let Some(waypoint) = &workload.waypoint {
-                        needs.reference(store, waypoint, network);
+                        needs.reference(store, waypoint, network, None);
                     }
                 }
                 None => {}

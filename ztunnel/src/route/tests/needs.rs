@@ -199,6 +199,38 @@ fn an_arriving_connection_needs_what_it_asks_for_unless_that_is_where_it_arrived
     check("other.example.com:80", &[]);
 }
 
+#[test]
+fn a_waypoint_at_an_address_that_several_have_is_the_one_that_the_client_takes() {
+    let range = |mut service: Service| {
+        let network = HERE.into();
+        let cidr = "10.96.0.0/16".parse().unwrap();
+        service.cidr_vips = vec![NetworkCidr { network, cidr }];
+        service
+    };
+    let ports = [(80, 8080), (15008, 15008)];
+    let mut near = range(service("wp.host", "10.0.0.2", &ports));
+    near.weighted_waypoints = vec![WeightedWaypoint {
+        destination: at_address("10.96.0.2").unwrap(),
+        weight: 1,
+    }];
+    let mut others = range(service("a.host", "10.0.0.2", &ports));
+    others.namespace = "other".into();
+    let far = Workload {
+        network: "far".into(),
+        network_gateway: at_host("a.host"),
+        ..backing(pod("w0", &["10.0.0.2"]), "wp.host", &ports)
+    };
+    let mesh = Mesh::of(vec![far]).with(near).with(others);
+    let mesh = mesh.with(service("a.host", "10.0.0.2", &ports));
+    let destination = "10.96.0.2:80".parse().unwrap();
+    let (asked, known) = learn(&mesh.0, &client(), destination);
+    assert!(asked.contains("shop/a.host"), "{asked:?}");
+    assert_eq!(
+        decided(&known, &client(), destination),
+        decided(&mesh.0, &client(), destination)
+    );
+}
+
 fn one_of<T: Clone + std::fmt::Debug + 'static>(all: Vec<T>) -> impl Strategy<Value = T> {
     prop::sample::select(all)
 }
