@@ -176,7 +176,7 @@ impl StateDir {
     }
 
     /// Once this is there, the daemon or pod of that log name gets another process beside the one that runs; the lab
-    /// removes it when that has started. Holds more variables for it, one `NAME=VALUE` a line.
+    /// removes it when that has started and the record names it. Holds more variables for it, one `NAME=VALUE` a line.
     pub fn upgrade_order(&self, name: &str) -> PathBuf {
         self.root.join("down").join(format!("upgrade.{name}"))
     }

@@ -160,6 +160,7 @@ impl PodLife {
                 log: self.shared.state.log(&log),
                 held_down: self.shared.state.held_down(&self.name.slug()),
                 upgrade_order: self.shared.state.upgrade_order(&self.name.slug()),
+                carried_out: false,
                 child: None,
                 relieved: Vec::new(),
                 restarts: 0,
@@ -292,6 +293,9 @@ impl PodLife {
             // What could not be written, as on a full disk, is written again.
             if changed || !ready || !written {
                 written = self.report(Some(ground), containers, Phase::Running, complaint.clone());
+            }
+            if written {
+                containers.iter_mut().for_each(Running::order_recorded);
             }
             tokio::time::sleep(if ready {
                 PROBE_READY_EVERY

@@ -23,6 +23,8 @@ pub(super) struct Running {
     pub(super) held_down: PathBuf,
     /// Once this file is there, another process is started beside the one that runs.
     pub(super) upgrade_order: PathBuf,
+    /// The order has been followed, and the pod's record does not tell it yet.
+    pub(super) carried_out: bool,
     pub(super) child: Option<Child>,
     /// Processes from before upgrades; they end by themselves.
     pub(super) relieved: Vec<Child>,

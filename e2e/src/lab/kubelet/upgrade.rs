@@ -31,6 +31,10 @@ impl Running {
             _ => true,
         });
         let ended = self.relieved.len() != before;
+        // An order that could not be recorded yet is not carried out twice.
+        if self.carried_out {
+            return ended;
+        }
         let Ok(order) = std::fs::read_to_string(&self.upgrade_order) else {
             return ended;
         };
@@ -46,10 +50,19 @@ impl Running {
             }
             Err(error) => progress(format!("{}: no upgrade: {error:#}", self.name)),
         }
+        self.carried_out = true;
+        true
+    }
+
+    /// Takes an order away that has been carried out. Whoever gave it looks for the new process then, so that the pod's
+    /// record has to name it by now.
+    pub(super) fn order_recorded(&mut self) {
+        if !std::mem::take(&mut self.carried_out) {
+            return;
+        }
         if let Err(error) = std::fs::remove_file(&self.upgrade_order) {
             progress(format!("{}: its order stays: {error}", self.name));
         }
-        true
     }
 
     /// The process that goes on where a new one has just failed.
