@@ -9,6 +9,11 @@ use ops::variables::ConfigError;
 use waypoint::app;
 use waypoint::config::{Config, Sources, VARIABLES};
 
+/// A request takes and gives back dozens of pieces of memory, of all sizes up to a connection's buffers: with a crowd the C
+/// library's own allocator spent a fifth of the machine on finding their places (`e2e/bench/README.md`).
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     Program {
         name: ("waypoint", env!("CARGO_PKG_VERSION")),
