@@ -21,6 +21,7 @@ use spiffe::SpiffeId;
 use tracing::Level;
 
 pub use self::decisions::Decided;
+use self::decisions::Decisions;
 pub use self::labels::{End, Labels, Security, ServiceNames};
 pub use self::refusals::{Refusal, Refusals};
 pub use self::watch::{Filter, Seen, Watchers, Wish};
@@ -82,6 +83,7 @@ pub struct Recorder {
     metrics: Metrics,
     cached: Handles<Labels, TcpCounters>,
     requests: Requests,
+    decisions: Decisions,
     refusals: Refusals,
     watchers: Watchers,
 }
@@ -156,14 +158,12 @@ pub struct Connection {
 
 impl Recorder {
     pub fn new(metrics: Metrics, workers: usize) -> Arc<Self> {
-        for (name, help) in FAMILIES
-            .into_iter()
-            .chain([decisions::FAMILY, ASKED, TOKENS, LIMITED])
-        {
+        for (name, help) in FAMILIES.into_iter().chain([ASKED, TOKENS, LIMITED]) {
             metrics.describe(name, help);
         }
         Arc::new(Self {
             requests: Requests::new(metrics.clone(), workers),
+            decisions: Decisions::new(metrics.clone(), workers),
             metrics,
             cached: Handles::new(workers, CACHED_LABEL_SETS),
             refusals: Refusals::default(),
@@ -189,6 +189,7 @@ impl Recorder {
     pub fn let_go(&self) {
         self.cached.let_go();
         self.requests.let_go();
+        self.decisions.let_go();
     }
 
     pub fn requests(&self) -> &Requests {
@@ -225,8 +226,8 @@ impl Recorder {
     }
 
     /// Counts what policies have decided; returns what the log is to say of it.
-    pub fn decided(&self, decision: &Decision<'_>) -> Decided {
-        decisions::count(&self.metrics, decision)
+    pub fn decided(&self, worker: WorkerId, decision: &Decision<'_>) -> Decided {
+        self.decisions.count(worker, decision)
     }
 
     /// A question to whom a policy names.

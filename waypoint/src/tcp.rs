@@ -122,8 +122,12 @@ pub fn forbidden(conversation: &Conversation) -> Option<Failure> {
 /// Whether bytes may be carried that nobody looks into; what was decided, for the log.
 pub fn may_carry(conversation: &Conversation) -> Result<Decided, Failure> {
     let Conversation {
-        waypoint, tracked, ..
+        waypoint,
+        arrival,
+        tracked,
+        ..
     } = conversation;
+    let decided = |decision| waypoint.recorder.decided(arrival.worker, &decision);
     tracked.carries_bytes();
     let facts = tracked.facts();
     let rules = Rules::of(&waypoint.state.read(), facts.service.as_ref())?;
@@ -131,11 +135,9 @@ pub fn may_carry(conversation: &Conversation) -> Result<Decided, Failure> {
         return Ok(Decided::default());
     }
     match rules.carry(facts) {
-        Ok(decision) => Ok(waypoint.recorder.decided(&decision)),
+        Ok(decision) => Ok(decided(decision)),
         Err(words) => {
-            waypoint
-                .recorder
-                .decided(&rules.decide(&rules.carrying(facts)));
+            decided(rules.decide(&rules.carrying(facts)));
             Err(Failure::Denied(words))
         }
     }

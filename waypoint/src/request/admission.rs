@@ -79,7 +79,10 @@ impl Life<'_> {
         token: Option<&Accepted>,
     ) -> Result<(), Reply> {
         let Conversation {
-            waypoint, tracked, ..
+            waypoint,
+            arrival,
+            tracked,
+            ..
         } = &**self.conversation;
         if let Some(why) = rules.closed(tracked.facts(), Carried::Requests) {
             let error = StatusCode::INTERNAL_SERVER_ERROR;
@@ -88,7 +91,7 @@ impl Life<'_> {
         let request = asked.as_policies_see_it(head, token);
         let access = rules.asking(tracked.facts(), request);
         let decision = rules.decide(&access);
-        let decided = waypoint.recorder.decided(&decision);
+        let decided = waypoint.recorder.decided(arrival.worker, &decision);
         if rules.settings.explain
             && let Some(words) = &decided.policy
         {

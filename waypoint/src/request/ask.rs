@@ -144,11 +144,12 @@ impl Life<'_> {
     /// Notes a refusal wherever one is looked for.
     fn refused(&mut self, rules: &Rules, by: RuleRef<'_>, words: &str) {
         let recorder = &self.conversation.waypoint.recorder;
-        let mut decided = recorder.decided(&Decision {
+        let decision = Decision {
             verdict: Verdict::Denied(Some(by)),
             dry_run: None,
             audit: None,
-        });
+        };
+        let mut decided = recorder.decided(self.conversation.arrival.worker, &decision);
         decided.policy = Some(words.into());
         if rules.settings.explain {
             self.for_client.explain(words);
