@@ -4,16 +4,17 @@
 //! ```text
 //!             ┌ one that is idle (HTTP/1) or has room (HTTP/2) ──────► Lease ─ request ─► answer read ─► given back ─┐
 //!  checkout ──┼ none, and few are being made ─► Place ─ connect, handshake ─► Lease                                  │
-//!             └ none, and enough are being made ─► wait, in order of coming, for either ◄────────────────────────────┘
+//!             └ none, and enough are there, or being made ─► wait, in order of coming, for either ◄──────────────────┘
 //! ```
 //!
 //! To connect costs more than a request does, so that a crowd that connected at once would keep an endpoint from answering:
-//! it gets as many connections as it takes to answer while further ones are made, and their number grows with use.
+//! it gets as many connections as bring more answers (`growth`), and those few at a time.
 //!
 //! Bounds: requests under way to one endpoint, those that wait with them; connections being made to it at a time; idle ones
 //! of the worker, and how long they are kept. The latest used is used next, so that what is too much grows old and ends.
 
 mod entry;
+mod growth;
 mod lease;
 mod place;
 
@@ -21,7 +22,7 @@ use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -92,7 +93,8 @@ impl HttpPool {
         })))
     }
 
-    /// A connection, the permission to make one, or a place in the queue for either.
+    /// A connection, the permission to make one, or a place in the queue for either, of whom there are `most` and none is
+    /// to wait for longer than `patience`.
     ///
     /// # Errors
     /// As many requests are under way to the endpoint, or wait for it, as may be.
@@ -100,7 +102,7 @@ impl HttpPool {
         &self,
         chosen: &Chosen,
         version: Version,
-        most: usize,
+        bounds: (usize, Duration),
     ) -> Result<Checkout, Failure> {
         let key = Key {
             workload: chosen.workload.uid.clone(),
@@ -119,8 +121,12 @@ impl HttpPool {
             }
         };
         let key = Arc::clone(entry.key());
-        let found = entry.take(most, Instant::now())?;
+        let found = entry.take(bounds, Instant::now())?;
+        let is_to_be_watched = entry.is_to_be_watched();
         drop(inner);
+        if is_to_be_watched {
+            tokio::spawn(self.clone().watch(Arc::clone(&key)));
+        }
         Ok(match found {
             Found::Carrier(carrier) => {
                 Checkout::Ready(Lease::new(self.clone(), key, carrier, true))
@@ -143,6 +149,15 @@ impl HttpPool {
     pub fn close_idle(&self, of: &Arc<Observed>) {
         for entry in self.0.lock().entries.values_mut() {
             entry.close_idle(of);
+        }
+    }
+
+    /// Looks, as long as somebody waits for an endpoint, whether more connections to it are worth having.
+    async fn watch(self, key: Arc<Key>) {
+        let mut waits = true;
+        while std::mem::take(&mut waits) {
+            tokio::time::sleep(growth::TICK).await;
+            self.change(&key, |entry| waits = entry.look());
         }
     }
 

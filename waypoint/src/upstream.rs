@@ -143,6 +143,11 @@ pub async fn reach(
     }
 }
 
+/// The time that a connection to an endpoint may take.
+pub fn connect_timeout(limits: &Connections) -> Duration {
+    limits.connect_timeout.unwrap_or(CONNECT_TIMEOUT)
+}
+
 /// What comes within the time that a connection to an endpoint may take.
 ///
 /// # Errors
@@ -152,7 +157,7 @@ pub async fn in_time<T>(
     to: SocketAddr,
     coming: impl Future<Output = T>,
 ) -> Result<T, Failure> {
-    let limit = limits.connect_timeout.unwrap_or(CONNECT_TIMEOUT);
+    let limit = connect_timeout(limits);
     let came = timeout(limit, coming).await;
     came.map_err(|_| Failure::ConnectTimeout { to, limit })
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use hyper::client::conn::{http1, http2};
 use tokio::sync::oneshot;
 
+use super::growth::Growth;
 use super::{Granted, Key};
 use crate::body::AnyBody;
 use crate::endpoints::Observed;
@@ -39,9 +40,18 @@ pub(super) struct Entry {
     /// The latest used comes last.
     idle: VecDeque<Idle>,
     shared: Vec<Shared>,
-    /// Requests for which there was nothing, in order. There are some only while connections are being made: with the end
-    /// of each, whichever it is, the next get theirs.
+    /// Connections that carry bytes and will never be free again; they are among the busy ones.
+    upgraded: usize,
+    /// Requests for which there was nothing, in order. There are some only while connections are being made, or there are
+    /// as many as are worth it: with the end of each, whichever it is, the next get theirs.
     waiting: VecDeque<Waiting>,
+    growth: Growth,
+    /// Requests that were answered since the growth was looked at.
+    answered: usize,
+    /// How long a request may wait for the others.
+    patience: Duration,
+    /// Whether somebody looks at the growth.
+    watched: bool,
 }
 
 pub(super) type Waiting = oneshot::Sender<Granted>;
@@ -125,7 +135,12 @@ impl Entry {
             making: 0,
             idle: VecDeque::new(),
             shared: Vec::new(),
+            upgraded: 0,
             waiting: VecDeque::new(),
+            growth: Growth::new(),
+            answered: 0,
+            patience: Duration::MAX,
+            watched: false,
         }
     }
 
@@ -137,7 +152,12 @@ impl Entry {
     ///
     /// # Errors
     /// There are `most` already.
-    pub(super) fn take(&mut self, most: usize, now: Instant) -> Result<Found, Failure> {
+    pub(super) fn take(
+        &mut self,
+        (most, patience): (usize, Duration),
+        now: Instant,
+    ) -> Result<Found, Failure> {
+        self.patience = patience;
         if self.under_way() >= most {
             self.waiting.retain(|waiting| !waiting.is_closed());
             if self.under_way() >= most {
@@ -184,7 +204,34 @@ impl Entry {
     }
 
     fn may_make(&self) -> bool {
-        self.making < made_at_a_time(self.key.version, self.open())
+        let open = self.open();
+        let is_worth_it = match self.key.version {
+            Version::Http1 => open - self.upgraded.min(open) + self.making < self.growth.most(),
+            Version::Http2 => true,
+        };
+        is_worth_it && self.making < made_at_a_time(self.key.version, open)
+    }
+
+    /// Whether somebody has to look at the growth from now on.
+    pub(super) fn is_to_be_watched(&mut self) -> bool {
+        let waits = self.key.version == Version::Http1 && !self.waiting.is_empty();
+        waits && !std::mem::replace(&mut self.watched, true)
+    }
+
+    /// Looks at the growth; whether to do so again.
+    pub(super) fn look(&mut self) -> bool {
+        let answered = std::mem::take(&mut self.answered);
+        self.watched = !self.waiting.is_empty();
+        match self.watched {
+            true => {
+                let open = self.open();
+                let waiting = (self.waiting.len(), self.patience);
+                let open = open - self.upgraded.min(open);
+                self.growth.tick(answered, open, waiting);
+            }
+            false => self.growth.pause(),
+        }
+        self.watched
     }
 
     fn carrier(&mut self, now: Instant) -> Option<Carrier> {
@@ -237,6 +284,7 @@ impl Entry {
         kept: Option<(http1::SendRequest<AnyBody>, Held, Arc<()>)>,
     ) {
         self.busy = self.busy.saturating_sub(1);
+        self.answered += 1;
         if let Some((sender, held, counted)) = kept {
             self.idle.push_back(Idle {
                 sender,
@@ -245,6 +293,17 @@ impl Entry {
                 _counted: counted,
             });
         }
+    }
+
+    /// A connection carries bytes from now on.
+    pub(super) fn upgrade(&mut self) {
+        self.upgraded += 1;
+    }
+
+    /// It has ended.
+    pub(super) fn done_upgraded(&mut self) {
+        self.busy = self.busy.saturating_sub(1);
+        self.upgraded = self.upgraded.saturating_sub(1);
     }
 
     /// The same on an HTTP/2 connection.
@@ -296,6 +355,9 @@ impl Entry {
 
     /// Closes what has waited for too long.
     pub(super) fn expire(&mut self, now: Instant) {
+        if self.waiting.is_empty() {
+            self.growth.forget(self.open());
+        }
         self.idle
             .retain(|idle| !idle.sender.is_closed() && now < idle.until);
         self.shared.retain(|shared| {
@@ -320,6 +382,7 @@ impl Entry {
 
     /// Whether nothing of it is there.
     pub(super) fn is_unused(&self) -> bool {
-        self.under_way() == 0 && self.idle.is_empty() && self.shared.is_empty()
+        let is_empty = self.idle.is_empty() && self.shared.is_empty();
+        is_empty && self.under_way() == 0 && !self.watched
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use http::{Request, Response};
 use hyper::body::Incoming;
 
-use super::entry::{Carrier, Sender};
+use super::entry::{Carrier, Entry, Sender};
 use super::{HttpPool, Key};
 use crate::body::AnyBody;
 
@@ -20,6 +20,8 @@ pub struct Lease {
     pub reused: bool,
     /// Whether nothing is under way on it.
     clean: bool,
+    /// Whether it is an HTTP/1 connection that carries bytes from now on.
+    upgraded: bool,
 }
 
 /// A request that was not answered.
@@ -37,6 +39,7 @@ impl Lease {
             carrier,
             reused,
             clean: true,
+            upgraded: false,
         }
     }
 
@@ -62,6 +65,14 @@ impl Lease {
         })
     }
 
+    /// What it carries is no HTTP any more.
+    pub fn upgrade(&mut self) {
+        if matches!(self.carrier.sender, Sender::Http1(_)) && !self.upgraded {
+            self.upgraded = true;
+            self.pool.change(&self.key, Entry::upgrade);
+        }
+    }
+
     /// The answer was read: the connection may be used again.
     pub fn give_back(mut self) {
         self.clean = true;
@@ -72,6 +83,9 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let Carrier { sender, held } = &mut self.carrier;
         match sender {
+            Sender::Http1(_) if self.upgraded => {
+                self.pool.change(&self.key, Entry::done_upgraded);
+            }
             Sender::Http1(sender) => {
                 // Where somebody waits for its place, that is worth more than the connection.
                 let is_kept = self.clean && held.has_more() && !held.of.is_crowded();

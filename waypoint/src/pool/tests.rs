@@ -51,8 +51,13 @@ async fn near(most_idle: usize) -> Near {
 }
 
 impl Near {
+    fn checkout_of(&self, most: usize) -> Result<Checkout, Failure> {
+        let bounds = (most, Duration::from_secs(5));
+        self.pool.checkout(&self.chosen, Version::Http1, bounds)
+    }
+
     fn checkout(&self) -> Checkout {
-        let checkout = self.pool.checkout(&self.chosen, Version::Http1, 200);
+        let checkout = self.checkout_of(200);
         checkout.expect("there is room")
     }
 
@@ -81,7 +86,7 @@ impl Near {
     async fn fail(&self, place: Place) {
         let failure = Failure::ConnectTimeout {
             to: self.chosen.address,
-            limit: std::time::Duration::from_secs(1),
+            limit: Duration::from_secs(1),
         };
         let filled = place.fill(ready(Err(failure)), self.counted()).await;
         assert!(filled.is_err());
@@ -199,7 +204,7 @@ async fn who_gives_up_leaves_it_to_the_next() {
 async fn no_more_are_under_way_than_may_be_and_those_that_gave_up_are_not() {
     let near = near(100).await;
     let (_places, mut queued) = near.crowd(50);
-    let more = || near.pool.checkout(&near.chosen, Version::Http1, 50);
+    let more = || near.checkout_of(50);
     assert!(matches!(more(), Err(Failure::Overflow(50))));
     queued.pop();
     assert!(matches!(more(), Ok(Checkout::Wait(_))));
@@ -221,4 +226,23 @@ async fn idle_connections_are_bounded_and_those_that_waited_longest_go() {
     assert_eq!(near.ready(1), 0);
     near.pool.expire();
     assert!(near.pool.0.lock().entries.is_empty());
+}
+
+#[tokio::test]
+async fn a_crowd_gets_more_connections_only_once_it_shows_what_they_bring() {
+    let near = near(200).await;
+    let (mut places, mut queued) = near.crowd(80);
+    let mut leases = Vec::new();
+    let granted = |queued: &mut Vec<Queued>| match queued.first_mut().map(Queued::try_recv) {
+        Some(Ok(Granted::Place(place))) => Some((place, queued.remove(0))),
+        _ => None,
+    };
+    while let Some(place) = places.pop() {
+        leases.push(near.connect(place).await);
+        places.extend(granted(&mut queued).map(|(place, _)| place));
+    }
+    assert_eq!((leases.len(), queued.len()), (64, 16));
+    // Nobody is answered: that can't be worse.
+    let first = queued.remove(0).await;
+    assert!(matches!(first, Ok(Granted::Place(_))));
 }

@@ -352,9 +352,11 @@ pub(super) async fn connection(
         policy, observed, ..
     } = target;
     let (mut waiting, mut queued) = (None, None);
+    // Who waits for others is to have time left to connect.
+    let patience = upstream::connect_timeout(&policy.connections) / 2;
+    let bounds = (waypoint.limits.requests_per_endpoint, patience);
     loop {
-        let most = waypoint.limits.requests_per_endpoint;
-        let found = pool.checkout(chosen, version, most)?;
+        let found = pool.checkout(chosen, version, bounds)?;
         if waiting.is_none() && !matches!(found, Checkout::Ready(_)) {
             waiting = Some(observed.begin(Work::Waiting, &policy.limits)?);
         }

@@ -160,8 +160,11 @@ impl Upgraded {
             let Self {
                 client,
                 endpoint,
-                lease: _lease,
+                mut lease,
             } = self;
+            if let Some(lease) = &mut lease {
+                lease.upgrade();
+            }
             let mut exchange = exchange;
             let carried = async {
                 let (client, endpoint) = tokio::try_join!(client, endpoint)
