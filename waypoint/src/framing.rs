@@ -93,6 +93,11 @@ impl Framing {
         }
     }
 
+    /// Whether all that has come belongs to requests that are whole.
+    pub fn is_between(&self) -> bool {
+        self.state == State::Head && self.part.is_empty()
+    }
+
     fn lose(&mut self) {
         self.state = State::Lost;
         self.part = Vec::new();

@@ -4,33 +4,34 @@
 //! A drain lets the requests that are under way end and takes no further ones, but for a last one of each HTTP/1 client; a
 //! policy that no longer allows the connection cuts it.
 
-use std::collections::VecDeque;
+mod wire;
+
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, ready};
+use std::task::{Poll, ready};
 use std::time::Duration;
 
-use bytes::{Buf as _, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 use http::header::{CONNECTION, HeaderValue};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use ops::shutdown::DrainSignal;
-use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::time::Instant;
 use tracing::debug;
 
+use self::wire::{Again, Answering, Back, Heads, Watch, linger};
 use crate::connections::Tracked;
 use crate::destination::Destination;
 use crate::detect::{self, Spoken};
 use crate::failure::Failure;
-use crate::framing::{Framing, Verdict};
-use crate::hygiene::Malformed;
 use crate::listener::Arrival;
 use crate::request;
 use crate::upstream::Version;
@@ -49,9 +50,12 @@ const CONNECTION_WINDOW: u32 = 4 << 20;
 /// How long an HTTP/1 client may send one more request once the waypoint drains.
 const LAST_REQUESTS: Duration = Duration::from_secs(2);
 
-/// How long, and how much, is read of a client that was answered for the last time.
-const LINGER: Duration = Duration::from_secs(2);
-const LINGER_BYTES: u64 = 1 << 20;
+/// How long an HTTP/1 connection is idle, at least, before what the library holds for it is given back: some 16 KiB of
+/// buffers.
+const REST: Duration = Duration::from_secs(5);
+
+/// Bytes of a client that are read at once where nothing is under way.
+const FIRST: usize = 4 << 10;
 
 /// What the requests of one connection share.
 pub struct Conversation {
@@ -115,22 +119,43 @@ pub async fn serve(
             Spoken::Http(version) => break version,
             Spoken::Unclear | Spoken::Other => {}
         }
-        let stopped = conversation.tracked.stop().stopped();
-        let read = tokio::select! {
-            read = client.read_buf(&mut first) => read,
-            () = quiet(&conversation.waypoint.draining) => {
-                // Given up without an end, it would be reset. If it is gone, nobody waits for one.
-                let _ = client.shutdown().await;
-                return linger(client).await;
-            }
-            _ = stopped => return,
-        };
-        if !matches!(read, Ok(1..)) {
-            // It said nothing, and nothing is owed.
+        let Some((more, same)) = next(&conversation, client).await else {
             return;
-        }
+        };
+        client = same;
+        first.extend_from_slice(&more);
     };
     serve_as(version, conversation, first.freeze(), client).await;
+}
+
+/// What a client says next, of whom nothing is under way. It is only then that there is room for it.
+async fn next<S: AsyncRead + AsyncWrite + Unpin>(
+    conversation: &Conversation,
+    mut client: S,
+) -> Option<(Bytes, S)> {
+    let read = poll_fn(|cx| {
+        let mut room = [MaybeUninit::uninit(); FIRST];
+        let mut read = ReadBuf::uninit(&mut room);
+        ready!(Pin::new(&mut client).poll_read(cx, &mut read))?;
+        Poll::Ready(io::Result::Ok(Bytes::copy_from_slice(read.filled())))
+    });
+    let read = tokio::select! {
+        read = read => read,
+        () = quiet(&conversation.waypoint.draining) => {
+            // Given up without an end, it would be reset. If it is gone, nobody waits for one.
+            let _ = client.shutdown().await;
+            linger(client).await;
+            return None;
+        }
+        _ = conversation.tracked.stop().stopped() => return None,
+    };
+    let said = read.ok()?;
+    if said.is_empty() {
+        // It has ended, and nothing is owed. If it is gone, nobody waits for ours.
+        let _ = client.shutdown().await;
+        return None;
+    }
+    Some((said, client))
 }
 
 /// Serves a client whose first bytes have been read.
@@ -140,82 +165,9 @@ pub async fn serve_as(
     first: Bytes,
     client: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
 ) {
-    let heads = Arc::<Heads>::default();
-    let watch = (version == Version::Http1).then(|| Watch {
-        framing: Framing::new(MAX_HEADERS),
-        heads: Arc::clone(&heads),
-    });
-    let client = TokioIo::new(Again {
-        first,
-        client: Some(client),
-        finished: false,
-        watch,
-    });
-    let asked = Arc::clone(&conversation);
-    let service = service_fn(move |asked_for| {
-        let framed = match version {
-            Version::Http1 => heads.next(),
-            // Its frames say what belongs to what.
-            Version::Http2 => Ok(()),
-        };
-        let heads = Arc::clone(&heads);
-        let draining = asked.waypoint.draining.clone();
-        let answering = request::respond(Arc::clone(&asked), asked_for, framed);
-        async move {
-            let mut answer = answering.await?;
-            if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
-                heads.end();
-            } else if version == Version::Http1 && draining.is_draining() {
-                let headers = answer.headers_mut();
-                headers.insert(CONNECTION, HeaderValue::from_static("close"));
-            }
-            Ok::<_, Infallible>(answer)
-        }
-    });
-    let draining = conversation.waypoint.draining.clone();
-    let stop = conversation.tracked.stop().clone();
     let ended = match version {
-        Version::Http1 => {
-            let connection = http1::Builder::new()
-                .half_close(true)
-                .max_buf_size(MAX_HEADERS)
-                .serve_connection(client, service)
-                .with_upgrades();
-            let mut connection = pin!(connection);
-            tokio::select! {
-                ended = connection.as_mut() => ended,
-                _ = stop.stopped() => return,
-                () = quiet(&draining) => {
-                    connection.as_mut().graceful_shutdown();
-                    tokio::select! {
-                        ended = connection => ended,
-                        _ = stop.stopped() => return,
-                    }
-                }
-            }
-        }
-        Version::Http2 => {
-            let connection = http2::Builder::new(TokioExecutor::new())
-                .timer(TokioTimer::new())
-                .enable_connect_protocol()
-                .max_concurrent_streams(MAX_STREAMS)
-                .max_header_list_size(MAX_HEADERS as u32)
-                .initial_stream_window_size(STREAM_WINDOW)
-                .initial_connection_window_size(CONNECTION_WINDOW)
-                .serve_connection(client, service);
-            let mut connection = pin!(connection);
-            tokio::select! {
-                ended = connection.as_mut() => ended,
-                _ = stop.stopped() => return,
-                () = draining.requested() => {
-                    connection.as_mut().graceful_shutdown();
-                    tokio::select! {
-                        ended = connection => ended,
-                        _ = stop.stopped() => return,
-                    }
-                }
-            }
-        }
+        Version::Http1 => serve_http1(&conversation, first, client).await,
+        Version::Http2 => serve_http2(&conversation, first, client).await,
     };
     match ended {
         // Answered by the library itself, before anything else saw it.
@@ -232,47 +184,151 @@ pub async fn serve_as(
     }
 }
 
-/// What the heads of an HTTP/1.1 connection were found to be, until the library has read them too.
-#[derive(Default)]
-struct Heads {
-    verdicts: Mutex<VecDeque<Verdict>>,
-    ended: AtomicBool,
-}
-
-/// Heads that the library may have before it; its buffer holds fewer.
-const MOST_HEADS: usize = 4096;
-
-impl Heads {
-    fn push(&self, verdict: Verdict) {
-        let mut verdicts = self.verdicts.lock();
-        match verdicts.len() < MOST_HEADS {
-            true => verdicts.push_back(verdict),
-            false => self.end(),
+/// Serves until the client ends, or is ended. Between requests, once it rests, there is nothing but its stream.
+async fn serve_http1<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    conversation: &Arc<Conversation>,
+    first: Bytes,
+    client: S,
+) -> hyper::Result<()> {
+    let mut client = (first, client);
+    loop {
+        // Boxed: nearly all of it is over when the client rests.
+        match Box::pin(serve_until_rest(conversation, client)).await {
+            Served::Ended(ended) => return ended,
+            Served::Rests(Some((first, same))) if !first.is_empty() => client = (first, same),
+            Served::Rests(Some((_, same))) => match next(conversation, same).await {
+                Some(more) => client = more,
+                None => return Ok(()),
+            },
+            // Its end was said, and what is to come of it is somebody else's.
+            Served::Rests(None) => return Ok(()),
         }
     }
+}
 
-    /// That of the request that the library has read; a bad one where there is none.
-    fn next(&self) -> Verdict {
-        let verdict = self.verdicts.lock().pop_front();
-        verdict.unwrap_or(Err(Malformed::Beginning))
-    }
+/// What became of an HTTP/1 connection.
+enum Served<S> {
+    Ended(hyper::Result<()>),
+    /// Nothing is under way: its stream, with what was read and not looked at.
+    Rests(Option<(Bytes, S)>),
+}
 
-    /// What comes from here on is no HTTP.
-    fn end(&self) {
-        self.ended.store(true, Ordering::Relaxed);
+async fn serve_until_rest<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    conversation: &Arc<Conversation>,
+    (first, client): (Bytes, S),
+) -> Served<S> {
+    let heads = Arc::<Heads>::default();
+    let back = Back::default();
+    let watch = Some(Watch::new(&heads));
+    let client = TokioIo::new(Again::new(first, client, watch, Arc::clone(&back)));
+    let asked = Arc::clone(conversation);
+    let watched = Arc::clone(&heads);
+    let service = service_fn(move |asked_for| {
+        let framed = watched.next();
+        let taken = watched.take();
+        let heads = Arc::clone(&watched);
+        let draining = asked.waypoint.draining.clone();
+        let answering = request::respond(Arc::clone(&asked), asked_for, framed);
+        async move {
+            let mut answer = answering.await?;
+            if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+                heads.end();
+            } else if draining.is_draining() {
+                let headers = answer.headers_mut();
+                headers.insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok::<_, Infallible>(answer.map(|body| Answering {
+                body,
+                _taken: taken,
+            }))
+        }
+    });
+    let (draining, stop) = (&conversation.waypoint.draining, conversation.tracked.stop());
+    let ended = {
+        let connection = http1::Builder::new()
+            .half_close(true)
+            .max_buf_size(MAX_HEADERS)
+            .serve_connection(client, service)
+            .with_upgrades();
+        let mut connection = pin!(connection);
+        tokio::select! {
+            ended = until_rest(connection.as_mut(), &heads) => ended,
+            _ = stop.stopped() => Some(Ok(())),
+            () = quiet(draining) => {
+                connection.as_mut().graceful_shutdown();
+                tokio::select! {
+                    ended = connection => Some(ended),
+                    _ = stop.stopped() => Some(Ok(())),
+                }
+            }
+        }
+    };
+    match ended {
+        Some(ended) => Served::Ended(ended),
+        None => Served::Rests(back.lock().take()),
     }
 }
 
-struct Watch {
-    framing: Framing,
-    heads: Arc<Heads>,
+/// The end of a connection; nothing if it rests before.
+async fn until_rest(
+    mut connection: Pin<&mut impl Future<Output = hyper::Result<()>>>,
+    heads: &Heads,
+) -> Option<hyper::Result<()>> {
+    let mut clock = pin!(tokio::time::sleep(REST));
+    // How many requests there had been when the clock was set. It runs on over those that come meanwhile, so that a busy
+    // connection pays for it once in so many seconds, not with each of them.
+    let mut set: Option<usize> = None;
+    poll_fn(|cx| {
+        if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
+            return Poll::Ready(Some(ended));
+        }
+        let now = heads.at_rest();
+        if set.is_some() && clock.as_mut().poll(cx).is_ready() {
+            if now == set {
+                return Poll::Ready(None);
+            }
+            set = None;
+        }
+        if set.is_none() && now.is_some() {
+            set = now;
+            clock.as_mut().reset(Instant::now() + REST);
+            // Asked, it wakes this task in time.
+            let _not_yet = clock.as_mut().poll(cx);
+        }
+        Poll::Pending
+    })
+    .await
 }
 
-impl Watch {
-    fn read(&mut self, bytes: &[u8]) {
-        if !self.heads.ended.load(Ordering::Relaxed) {
-            let heads = &self.heads;
-            self.framing.read(bytes, |verdict| heads.push(verdict));
+async fn serve_http2(
+    conversation: &Arc<Conversation>,
+    first: Bytes,
+    client: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+) -> hyper::Result<()> {
+    let client = TokioIo::new(Again::new(first, client, None, Back::default()));
+    let asked = Arc::clone(conversation);
+    // Its frames say what belongs to what.
+    let service =
+        service_fn(move |asked_for| request::respond(Arc::clone(&asked), asked_for, Ok(())));
+    let (draining, stop) = (&conversation.waypoint.draining, conversation.tracked.stop());
+    let connection = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .enable_connect_protocol()
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(MAX_HEADERS as u32)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .serve_connection(client, service);
+    let mut connection = pin!(connection);
+    tokio::select! {
+        ended = connection.as_mut() => ended,
+        _ = stop.stopped() => Ok(()),
+        () = draining.requested() => {
+            connection.as_mut().graceful_shutdown();
+            tokio::select! {
+                ended = connection => ended,
+                _ = stop.stopped() => Ok(()),
+            }
         }
     }
 }
@@ -285,78 +341,5 @@ async fn quiet(draining: &DrainSignal) {
     tokio::time::sleep(LAST_REQUESTS).await;
 }
 
-/// A stream whose first bytes were read and are to be read again.
-///
-/// Dropped after its end was said, it goes on reading for a while: a stream that is given up with something unread is
-/// reset, and the client might lose the answer that was just sent.
-struct Again<S: AsyncRead + Unpin + Send + 'static> {
-    first: Bytes,
-    /// None once it is dropped.
-    client: Option<S>,
-    finished: bool,
-    /// Looks at what is read, where that is HTTP/1.1.
-    watch: Option<Watch>,
-}
-
-impl<S: AsyncRead + Unpin + Send + 'static> Again<S> {
-    fn client(self: Pin<&mut Self>) -> Pin<&mut S> {
-        let client = self.get_mut().client.as_mut();
-        Pin::new(client.expect("broken invariant: there until it is dropped"))
-    }
-}
-
-impl<S: AsyncRead + Unpin + Send + 'static> Drop for Again<S> {
-    fn drop(&mut self) {
-        if let Some(client) = self.client.take().filter(|_| self.finished) {
-            tokio::spawn(linger(client));
-        }
-    }
-}
-
-/// Reads on until the client has ended too, for a while.
-async fn linger(client: impl AsyncRead + Unpin) {
-    let (mut rest, mut nowhere) = (client.take(LINGER_BYTES), tokio::io::sink());
-    let reading = tokio::io::copy(&mut rest, &mut nowhere);
-    // Whatever came of it, nobody waits for it.
-    let _ = tokio::time::timeout(LINGER, reading).await;
-}
-
-impl<S: AsyncRead + Unpin + Send + 'static> AsyncRead for Again<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        if self.first.is_empty() {
-            ready!(self.as_mut().client().poll_read(cx, buf))?;
-        } else {
-            let count = self.first.len().min(buf.remaining());
-            buf.put_slice(&self.first[..count]);
-            self.first.advance(count);
-        }
-        if let Some(watch) = &mut self.watch {
-            watch.read(&buf.filled()[before..]);
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> AsyncWrite for Again<S> {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.client().poll_write(cx, buf)
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.client().poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.finished = true;
-        self.client().poll_shutdown(cx)
-    }
-}
+#[cfg(test)]
+mod tests;
