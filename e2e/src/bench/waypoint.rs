@@ -19,7 +19,7 @@ use clap::Args;
 
 use self::ground::{Ground, MANY_WORTH};
 use self::results::{Memory, Results, Sample};
-use super::data_path;
+use super::data_path::{self, load::REST};
 use crate::binaries;
 use crate::environment::Environment;
 
@@ -156,7 +156,10 @@ impl Plan {
         let many = (self.routes > 0).then_some(MANY_WORTH);
         let works = self.connections.iter().copied().chain(crowd).chain(many);
         let rounds = self.rounds as f64 * works.map(work).sum::<f64>();
-        let held = self.crowd as f64 / OPENED;
+        let held = match self.crowd {
+            0 => 0.0,
+            crowd => crowd as f64 / OPENED + REST.as_secs_f64(),
+        };
         let starts = START * if self.routes > 0 { 2.0 } else { 1.0 };
         Duration::from_secs_f64(starts + contestants as f64 * (rounds + held))
     }
@@ -236,7 +239,7 @@ mod tests {
         let little = [&one[..], &["--crowd", "0", "--routes", "0"]].concat();
         assert_eq!((takes(&little, 1), takes(&little, 2)), (23, 26));
         let crowd = [&one[..], &["--crowd", "16000", "--routes", "0"]].concat();
-        assert_eq!(takes(&crowd, 1), 23 + 18 + 8);
+        assert_eq!(takes(&crowd, 1), 23 + 18 + 8 + 8);
         assert!(takes(&[], 2) < 20 * 60, "{}", takes(&[], 2));
     }
 }

@@ -37,6 +37,9 @@ const REQUEST: &[u8] = b"GET /sixty-four HTTP/1.1\r\nHost: bench.example\r\nAcce
 const MOST_ERRORS: u64 = 1000;
 /// How long anything may take that should take a moment.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How long connections on which requests were made are left alone before they are weighed: a proxy may give back then
+/// what it holds for those at work.
+pub const REST: Duration = Duration::from_secs(8);
 /// How long after something failed it is tried again.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -307,9 +310,13 @@ async fn open_all<O: Future<Output = Result<TcpStream>>>(
 async fn idle(load: &Load) -> Result<()> {
     let began = Instant::now();
     let (held, errors) = open_all(load, || open(load)).await?;
+    let seconds = began.elapsed().as_secs_f64();
+    if load.kind == Kind::IdleRequests {
+        tokio::time::sleep(REST).await;
+    }
     say(&Done {
         units: held.len() as u64,
-        seconds: began.elapsed().as_secs_f64(),
+        seconds,
         p50_us: None,
         p99_us: None,
         errors,

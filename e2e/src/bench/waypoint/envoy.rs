@@ -106,6 +106,7 @@ static_resources:
           tunneling_config: {{hostname: "{server}"}}
   clusters:
   - name: requests
+    circuit_breakers: {{thresholds: [{{max_connections: 100000, max_pending_requests: 100000, max_requests: 100000}}]}}
     load_assignment:
       cluster_name: requests
       endpoints: [{{lb_endpoints: [{{endpoint: {{address: {{envoy_internal_address: {{server_listener_name: requests}}}}}}}}]}}]

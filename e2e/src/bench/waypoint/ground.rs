@@ -161,7 +161,7 @@ impl Ground {
         Ok((done, crate::handle::processor_seconds(pid)? - before))
     }
 
-    /// What each holds with so many connections open, on which a request was made each.
+    /// What each holds with so many connections open, on which a request was made each, once they have rested for a while.
     pub(super) fn hold(&self, connections: usize) -> Result<Vec<(String, u64)>> {
         let mut held = Vec::new();
         for contestant in self.contestants() {
