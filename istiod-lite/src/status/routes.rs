@@ -357,6 +357,28 @@ mod tests {
     }
 
     #[test]
+    fn of_parents_without_room_the_last_entry_says_how_many_they_are() {
+        let of = |number: usize| ParentStatus {
+            reference: ParentReference {
+                name: format!("echo-{number}"),
+                ..ParentReference::default()
+            },
+            ..wanted(Verdict::True)
+        };
+        let all: Vec<_> = (0..MAX_PARENTS + 2).map(of).collect();
+        let written = entries(&all, &[foreign()], Some(1), now()).expect("news");
+        assert_eq!(written.own.len(), MAX_PARENTS - 1);
+        let message = |entry: &Value| entry["conditions"][0]["message"].clone();
+        assert_eq!(
+            message(&written.own[MAX_PARENTS - 2]),
+            "of 3 more of its parents nothing can be said here: there is no room"
+        );
+        assert_eq!(message(&written.own[0]), "");
+        let carried: Vec<_> = written.own.iter().chain(&written.others).cloned().collect();
+        assert_eq!(entries(&all, &carried, Some(1), now()), None, "it stays so");
+    }
+
+    #[test]
     fn a_new_generation_is_told_and_a_time_changes_with_the_answer_alone() {
         let first = entries(&[wanted(Verdict::True)], &[], Some(1), now()).expect("news");
         let later = Timestamp::from_second(1_700_000_100).expect("a time");
