@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! WebSockets, over HTTP/1.1 and where one side or the other speaks HTTP/2.
+//! Connections that become something else: WebSockets, over HTTP/1.1 and where one side or the other speaks HTTP/2, and what
+//! only HTTP/1.1 can ask for.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -164,4 +165,85 @@ async fn a_client_of_http1_meets_an_application_of_http2() {
     assert!(heard.contains(accepted), "{heard}");
     stream.write_all(b"ping").await.unwrap();
     assert_eq!(heard_to("ping", &mut stream).await, "ping");
+}
+
+#[tokio::test]
+async fn a_protocol_of_anybodys_own_is_agreed_on_and_carried_to_its_end() {
+    let mut world = World::new().await;
+    let listener = TcpListener::bind(("127.0.0.2", 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (told, mut asked) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let head = heard_to("\r\n\r\n", &mut socket).await.to_lowercase();
+            let agrees = head.starts_with("get /agree ");
+            told.send(head).unwrap();
+            if !agrees {
+                let said = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nno";
+                socket.write_all(said.as_bytes()).await.unwrap();
+                continue;
+            }
+            let said = "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: tcp-echo/2\r\n\r\n";
+            socket.write_all(said.as_bytes()).await.unwrap();
+            let (mut read, mut write) = socket.split();
+            let _ = tokio::io::copy(&mut read, &mut write).await;
+            // Its end is passed on.
+            write.shutdown().await.unwrap();
+        }
+    });
+    let to = world.service("app", &[address]);
+    // Asked for over HTTP/1.1 whatever is declared: nothing else has a way to.
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        world.serve("app", protocol, vec![]);
+        let mut stream = world.connect(to).await;
+        let ask = "GET /agree HTTP/1.1\r\nhost: app.shop\r\nconnection: keep-alive, Upgrade\r\nupgrade: tcp-echo/2\r\n\r\n";
+        stream.write_all(ask.as_bytes()).await.unwrap();
+        let heard = heard_to("\r\n\r\n", &mut stream).await.to_lowercase();
+        assert!(heard.starts_with("http/1.1 101"), "{heard}");
+        assert!(heard.contains("\r\nupgrade: tcp-echo/2\r\n"), "{heard}");
+        assert!(!heard.contains("sec-websocket"), "{heard}");
+        let seen = soon(asked.recv()).await.unwrap();
+        assert!(seen.contains("\r\nconnection: upgrade\r\n"), "{seen}");
+        assert!(seen.contains("\r\nupgrade: tcp-echo/2\r\n"), "{seen}");
+        stream.write_all(b"no HTTP at all").await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut rest = String::new();
+        soon(stream.read_to_string(&mut rest)).await.unwrap();
+        assert_eq!(rest, "no HTTP at all");
+    }
+    // Without agreement it stays HTTP.
+    let mut stream = world.connect(to).await;
+    let ask = "GET /stay HTTP/1.1\r\nhost: app.shop\r\nconnection: Upgrade\r\nupgrade: tcp-echo/2\r\n\r\n";
+    stream.write_all(ask.as_bytes()).await.unwrap();
+    let heard = heard_to("no", &mut stream).await;
+    assert!(heard.starts_with("HTTP/1.1 200"), "{heard}");
+}
+
+#[tokio::test]
+async fn a_tunnel_to_elsewhere_is_nobodys_to_ask_for() {
+    let mut world = World::new().await;
+    let to = world.service("app", &[crate::harness::application("app").await]);
+    world.serve("app", Protocol::Http2, vec![]);
+    let stream = world.connect(to).await;
+    let (mut sender, connection) =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
+            .await
+            .unwrap();
+    tokio::spawn(connection);
+    for asked in [None, Some(Asked::from_static("connect-udp"))] {
+        let uri = match asked {
+            None => "elsewhere.example.com:443",
+            Some(_) => "http://app.shop/elsewhere",
+        };
+        let mut request = Request::builder()
+            .method(Method::CONNECT)
+            .uri(uri)
+            .body(Empty::<Bytes>::new())
+            .unwrap();
+        if let Some(asked) = asked.clone() {
+            request.extensions_mut().insert(asked);
+        }
+        let answer = soon(sender.send_request(request)).await.unwrap();
+        assert_eq!(answer.status(), 404, "{asked:?}");
+    }
 }
