@@ -633,6 +633,7 @@ fn waypoint_traffic_policies() {
                 duration: seconds(1),
                 minimum_percent: 5,
             }),
+            locality: None,
         }),
         outlier_detection: Some(waypoint::OutlierDetection {
             consecutive_5xx: 1,
@@ -659,6 +660,7 @@ fn waypoint_traffic_policies() {
             name: text("m"),
             workloads: vec![text("w")],
         }),
+        tls: None,
     };
     let destination = waypoint::Destination {
         port: 80,
@@ -676,6 +678,7 @@ fn waypoint_traffic_policies() {
     let balancer = |choice| waypoint::LoadBalancer {
         choice: Some(choice),
         warmup: None,
+        locality: None,
     };
     let least = waypoint::load_balancer::Simple::LeastRequest;
     check(balancer(Choice::Simple(least.into())), "08 01");
@@ -688,6 +691,50 @@ fn waypoint_traffic_policies() {
         ..Default::default()
     };
     check(port, "08 50 22 00");
+}
+
+#[test]
+fn waypoint_localities_and_tls() {
+    use waypoint::locality_preference as of;
+    let locality = waypoint::LocalityPreference {
+        distribute: vec![of::Distribution {
+            from: text("a"),
+            to: vec![of::Share {
+                to: text("b"),
+                weight: 7,
+            }],
+        }],
+        scopes: vec![of::Scope::Region.into(), of::Scope::Node.into()],
+        failover: vec![of::Failover {
+            from: text("c"),
+            to: text("d"),
+        }],
+    };
+    let balancer = waypoint::LoadBalancer {
+        locality: Some(locality),
+        ..Default::default()
+    };
+    check(
+        balancer,
+        "22 18 | 0a 0a 0a 01 61 12 05 0a 01 62 10 07 | 12 02 03 06 | 1a 06 0a 01 63 12 01 64",
+    );
+    let policy = waypoint::TrafficPolicy {
+        tls: Some(waypoint::Tls {
+            server_name: text("s"),
+            subject_alt_names: vec![text("n")],
+            authorities: text("a"),
+            certificate: Some(waypoint::ClientCertificate {
+                chain: text("c"),
+                key: text("k"),
+                namespace: text("w"),
+            }),
+        }),
+        ..Default::default()
+    };
+    check(
+        policy,
+        "32 14 | 0a 01 73 12 01 6e 1a 01 61 22 09 0a 01 63 12 01 6b 1a 01 77",
+    );
 }
 
 #[test]

@@ -153,7 +153,11 @@ impl Endpoints {
             pod,
             seen,
         };
-        asker.endpoint(&picked, (service, port), rng)
+        let choice = asker.endpoint(&picked, (service, port), rng)?;
+        Ok(Choice {
+            tls: asked.policy.tls.clone(),
+            ..choice
+        })
     }
 
     /// An attempt to connect to an endpoint of an observed destination.

@@ -72,6 +72,16 @@ pub enum Failure {
     ConnectTimeout { to: SocketAddr, limit: Duration },
     #[error("{0}")]
     Tunnel(OpenError),
+    /// An endpoint doesn't prove to be who it should be, or speaks no TLS.
+    #[error("TLS with {server} at {to}: {reason}")]
+    Tls {
+        to: SocketAddr,
+        server: Arc<str>,
+        reason: Arc<str>,
+    },
+    /// What TLS is to be begun with can't be used.
+    #[error("TLS with {server} can't be begun: {reason}")]
+    TlsSettings { server: Arc<str>, reason: Arc<str> },
     /// Its route takes no more at this time.
     #[error("{0} takes no more requests of this kind now")]
     RateLimited(Arc<str>),
@@ -176,7 +186,9 @@ impl Failure {
             Self::Unresolved { .. }
             | Self::Connect { .. }
             | Self::ConnectTimeout { .. }
-            | Self::Tunnel(_) => Flag::UpstreamConnectionFailure,
+            | Self::Tunnel(_)
+            | Self::Tls { .. }
+            | Self::TlsSettings { .. } => Flag::UpstreamConnectionFailure,
             Self::Broken(_) | Self::Http { .. } => Flag::UpstreamConnectionTermination,
             Self::ClientGone(_) => Flag::DownstreamConnectionTermination,
             Self::Drained => Flag::None,
@@ -217,6 +229,8 @@ impl Failure {
             | Self::Connect { .. }
             | Self::ConnectTimeout { .. }
             | Self::Tunnel(_)
+            | Self::Tls { .. }
+            | Self::TlsSettings { .. }
             | Self::Broken(_)
             | Self::ClientGone(_)
             | Self::Drained => StatusCode::SERVICE_UNAVAILABLE,
@@ -226,7 +240,10 @@ impl Failure {
     /// Whether another endpoint may do better: nothing was delivered, and nobody but this one is at fault.
     pub fn is_the_endpoints(&self) -> bool {
         match self {
-            Self::Unresolved { .. } | Self::Connect { .. } | Self::ConnectTimeout { .. } => true,
+            Self::Unresolved { .. }
+            | Self::Connect { .. }
+            | Self::ConnectTimeout { .. }
+            | Self::Tls { .. } => true,
             Self::Tunnel(error) => !matches!(
                 error,
                 OpenError::Certificate { .. }

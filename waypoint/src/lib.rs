@@ -42,6 +42,7 @@ pub mod body;
 pub mod endpoints;
 pub mod hostnames;
 pub mod pool;
+pub mod tls;
 pub mod upstream;
 
 pub mod framing;

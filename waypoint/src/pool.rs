@@ -32,6 +32,7 @@ pub use self::lease::{Lease, Unanswered};
 pub use self::place::Place;
 use crate::endpoints::{Chosen, Observed, Way};
 use crate::failure::Failure;
+use crate::tls::Tls;
 use crate::upstream::Version;
 
 /// Whose connections may be shared.
@@ -40,6 +41,7 @@ struct Key {
     workload: Arc<str>,
     address: SocketAddr,
     way: Way,
+    tls: Option<Arc<Tls>>,
     version: Version,
 }
 
@@ -108,6 +110,7 @@ impl HttpPool {
             workload: chosen.workload.uid.clone(),
             address: chosen.address,
             way: chosen.way.clone(),
+            tls: chosen.tls.clone(),
             version,
         };
         let mut inner = self.0.lock();

@@ -19,6 +19,7 @@ pub mod traffic;
 pub mod limits;
 pub mod timeouts;
 
+pub mod locality;
 pub mod pick;
 
 pub mod affinity;

@@ -5,6 +5,8 @@
 //! connections that are routed by their TLS server name: to hear it, they have to be let in first, and are reset if nothing
 //! comes of them.
 
+mod secured;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -242,6 +244,13 @@ pub async fn relay(
                 Ok(outcome) => result_of(outcome.end, Near::Endpoint),
                 Err(failure) => Err(failure),
             };
+            record.close(result);
+        }
+        Leg::Secured(far) => {
+            let record = open(Near::Client);
+            let relay = secured::relay(client, far, heard, record.meter(), tracked.stop());
+            // As above.
+            let result = Box::pin(relay).await;
             record.close(result);
         }
     }

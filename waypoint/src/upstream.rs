@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The far side of a connection: an endpoint in a tunnel, or in plain where it is not of the mesh.
+//! The far side of a connection: an endpoint in a tunnel, or in plain where it is not of the mesh; with TLS on it where its
+//! rules say so.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,6 +17,7 @@ use spiffe::SpiffeId;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_rustls::client::TlsStream;
 
 use crate::destination::Destination;
 use crate::endpoints::{Asked, Begun, Chosen, Using, Way};
@@ -24,6 +26,7 @@ use crate::listener::Arrival;
 use crate::resilience::affinity::Facts;
 use crate::resilience::limits::Work;
 use crate::resilience::traffic::{Balancing, Connections};
+use crate::tls::Tls;
 use crate::waypoint::Waypoint;
 
 /// Bound on a plain connect; that on a tunnel is the tunnel's own.
@@ -52,6 +55,8 @@ pub struct Upstream {
 pub enum Leg {
     Tunnel(Stream),
     Plain(TcpStream),
+    /// TLS that was begun here.
+    Secured(Box<TlsStream<Self>>),
 }
 
 /// Connects to an endpoint of what was meant; to another one, while it fails and nothing was said.
@@ -100,7 +105,8 @@ pub async fn connect(
             let own = waypoint.own.address;
             let chosen = waypoint.hostnames.settle(chosen, own).await?;
             let limits = &policy.connections;
-            let leg = reach(waypoint, arrival, destination, limits, &chosen).await?;
+            let wanted = (limits, None);
+            let leg = reach(waypoint, arrival, destination, wanted, &chosen).await?;
             Ok::<_, Failure>((leg, chosen))
         };
         match reached.await {
@@ -127,15 +133,22 @@ pub async fn connect(
     }
 }
 
-/// One attempt.
+/// One attempt, for a version of HTTP, or for bytes of any kind.
 pub async fn reach(
     waypoint: &Waypoint,
     arrival: &Arrival,
     destination: &Destination,
-    limits: &Connections,
+    (limits, version): (&Connections, Option<Version>),
     chosen: &Chosen,
 ) -> Result<Leg, Failure> {
-    let reaching = way_to(waypoint, arrival, destination, chosen);
+    let reaching = async {
+        let leg = way_to(waypoint, arrival, destination, chosen).await?;
+        match &chosen.tls {
+            None => Ok(leg),
+            // Large, and seldom wanted.
+            Some(tls) => Box::pin(secure(waypoint, tls, version, (leg, chosen.address))).await,
+        }
+    };
     match limits.connect_timeout {
         // What lies on the way has bounds of its own.
         None => reaching.await,
@@ -160,6 +173,22 @@ pub async fn in_time<T>(
     let limit = connect_timeout(limits);
     let came = timeout(limit, coming).await;
     came.map_err(|_| Failure::ConnectTimeout { to, limit })
+}
+
+async fn secure(
+    waypoint: &Waypoint,
+    tls: &Tls,
+    version: Option<Version>,
+    (leg, to): (Leg, SocketAddr),
+) -> Result<Leg, Failure> {
+    let namespace = &waypoint.own.namespace;
+    let begin = tls.begin(&waypoint.tls, namespace, version, (leg, to));
+    let begun = timeout(CONNECT_TIMEOUT, begin).await;
+    let begun = begun.map_err(|_| Failure::ConnectTimeout {
+        to,
+        limit: CONNECT_TIMEOUT,
+    })?;
+    Ok(Leg::Secured(Box::new(begun?)))
 }
 
 async fn way_to(
@@ -251,6 +280,7 @@ impl AsyncRead for Leg {
         match self.get_mut() {
             Self::Tunnel(stream) => Pin::new(stream).poll_read(cx, buf),
             Self::Plain(socket) => Pin::new(socket).poll_read(cx, buf),
+            Self::Secured(stream) => Pin::new(stream).poll_read(cx, buf),
         }
     }
 }
@@ -264,6 +294,7 @@ impl AsyncWrite for Leg {
         match self.get_mut() {
             Self::Tunnel(stream) => Pin::new(stream).poll_write(cx, buf),
             Self::Plain(socket) => Pin::new(socket).poll_write(cx, buf),
+            Self::Secured(stream) => Pin::new(stream).poll_write(cx, buf),
         }
     }
 
@@ -271,6 +302,7 @@ impl AsyncWrite for Leg {
         match self.get_mut() {
             Self::Tunnel(stream) => Pin::new(stream).poll_flush(cx),
             Self::Plain(socket) => Pin::new(socket).poll_flush(cx),
+            Self::Secured(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
 
@@ -278,6 +310,7 @@ impl AsyncWrite for Leg {
         match self.get_mut() {
             Self::Tunnel(stream) => Pin::new(stream).poll_shutdown(cx),
             Self::Plain(socket) => Pin::new(socket).poll_shutdown(cx),
+            Self::Secured(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

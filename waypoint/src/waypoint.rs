@@ -20,6 +20,7 @@ use crate::pool::HttpPool;
 use crate::rate_limit::Buckets;
 use crate::record::Recorder;
 use crate::state::State;
+use crate::tls::Configs;
 
 /// Copies of requests that are on their way at a time.
 const MOST_COPIES: usize = 1024;
@@ -42,6 +43,7 @@ pub struct Waypoint {
     pub draining: DrainSignal,
     pub habits: Habits,
     pub hostnames: Hostnames,
+    pub tls: Configs,
     pub rate_limits: Buckets,
     mirrors: Arc<Semaphore>,
     bodies: Arc<Semaphore>,
@@ -89,6 +91,7 @@ impl Waypoint {
             draining: parts.draining,
             habits: Habits::default(),
             hostnames: Hostnames::default(),
+            tls: Configs::default(),
             rate_limits: Buckets::default(),
             mirrors: Arc::new(Semaphore::new(MOST_COPIES)),
             bodies: Arc::new(Semaphore::new(MOST_HELD)),

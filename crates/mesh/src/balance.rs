@@ -12,7 +12,7 @@
 //! locality take part.
 //!
 //! When nothing is left, the answer names the step that left nothing. Who goes by other measures than open connections
-//! takes the steps one by one: [`permitted`], [`preferred`], [`draw`].
+//! takes the steps one by one: [`permitted`], [`trusted`], [`preferred`], [`draw`].
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -266,7 +266,7 @@ fn within<'s>(
 }
 
 /// Those that have not failed lately; all, where that leaves none of any capacity.
-fn trusted<'s>(candidates: Vec<Candidate<'s>>, seen: Seen<'_>) -> Vec<Candidate<'s>> {
+pub fn trusted<'s>(candidates: Vec<Candidate<'s>>, seen: Seen<'_>) -> Vec<Candidate<'s>> {
     if seen.standings.all_trusted() {
         return candidates;
     }
@@ -301,7 +301,7 @@ fn best_locality<'s>(
 
 /// How many scopes, from the first on, a client and an endpoint share. A network in first place outweighs all that
 /// follows, which is then still compared between endpoints of other networks.
-fn rank(scopes: &[Scope], source: &Workload, endpoint: &Workload) -> usize {
+pub fn rank(scopes: &[Scope], source: &Workload, endpoint: &Workload) -> usize {
     let mut rank = 0;
     for (place, scope) in scopes.iter().enumerate() {
         let leads_by_network = place == 0 && *scope == Scope::Network;

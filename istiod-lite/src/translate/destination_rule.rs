@@ -4,7 +4,9 @@
 //! What would only make traffic better and can't be honoured is told and left out; what changes what goes over the wire
 //! closes the host: nothing is sent there until somebody says otherwise.
 
+mod locality;
 mod message;
+mod tls;
 
 use std::collections::BTreeMap;
 
@@ -42,9 +44,16 @@ pub struct DestinationRule {
 /// What holds for a host or for a part of it, by port.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Policy {
-    all: Option<wire::TrafficPolicy>,
+    all: Option<Spoken>,
     /// In place of that.
-    ports: BTreeMap<u16, wire::TrafficPolicy>,
+    ports: BTreeMap<u16, Spoken>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Spoken {
+    /// Without TLS.
+    message: wire::TrafficPolicy,
+    tls: tls::Said,
 }
 
 /// Endpoints of a host that belong together.
@@ -55,22 +64,40 @@ struct Subset {
 }
 
 impl Policy {
-    fn at(&self, port: u16) -> Option<&wire::TrafficPolicy> {
+    fn at(&self, port: u16) -> Option<&Spoken> {
         self.ports.get(&port).or(self.all.as_ref())
+    }
+}
+
+impl Spoken {
+    /// What is not said here is as the wider one has it.
+    fn within(&self, wider: &Self) -> wire::TrafficPolicy {
+        let (own, wide) = (self.message.clone(), wider.message.clone());
+        wire::TrafficPolicy {
+            load_balancer: own.load_balancer.or(wide.load_balancer),
+            outlier_detection: own.outlier_detection.or(wide.outlier_detection),
+            limits: own.limits.or(wide.limits),
+            retry_budget: own.retry_budget.or(wide.retry_budget),
+            members: own.members,
+            tls: self.tls.or(&wider.tls).cloned(),
+        }
     }
 }
 
 impl DestinationRule {
     /// What holds for a port of the host as a whole.
     pub fn policy(&self, port: u16) -> Option<wire::TrafficPolicy> {
-        self.policy.at(port).cloned()
+        let spoken = self.policy.at(port)?;
+        Some(spoken.within(&Spoken::default()))
     }
 
     /// The labels of a part of the host, and what holds for a port of it.
     pub fn subset(&self, name: &str, port: u16) -> Option<(&Labels, wire::TrafficPolicy)> {
         let subset = self.subsets.get(name)?;
-        let policy = subset.policy.at(port).or_else(|| self.policy.at(port));
-        Some((&subset.labels, policy.cloned().unwrap_or_default()))
+        let nothing = Spoken::default();
+        let wide = self.policy.at(port).unwrap_or(&nothing);
+        let own = subset.policy.at(port).unwrap_or(&nothing);
+        Some((&subset.labels, own.within(wide)))
     }
 
     /// Whether it tells endpoints apart.
@@ -187,9 +214,15 @@ pub fn read(rule: &kinds::DestinationRule, mesh: &Mesh) -> Read<DestinationRule>
             None
         }
     };
+    // What stands for all namespaces stands for their waypoints, too.
+    let users = match namespace == mesh.root_namespace {
+        true => "",
+        false => namespace,
+    };
     let policy = policy(
         spec.traffic_policy.as_ref(),
         "spec.trafficPolicy",
+        users,
         &mut told,
     );
     if spec.subsets.len() > MAX_SUBSETS {
@@ -205,6 +238,7 @@ pub fn read(rule: &kinds::DestinationRule, mesh: &Mesh) -> Read<DestinationRule>
             policy: self::policy(
                 subset.traffic_policy.as_ref(),
                 &format!("{at}.trafficPolicy"),
+                users,
                 &mut told,
             ),
         };
@@ -229,7 +263,7 @@ pub fn read(rule: &kinds::DestinationRule, mesh: &Mesh) -> Read<DestinationRule>
     }
 }
 
-fn policy(given: Option<&dr::TrafficPolicy>, at: &str, told: &mut Told) -> Policy {
+fn policy(given: Option<&dr::TrafficPolicy>, at: &str, users: &str, told: &mut Told) -> Policy {
     let Some(given) = given else {
         return Policy::default();
     };
@@ -245,7 +279,6 @@ fn policy(given: Option<&dr::TrafficPolicy>, at: &str, told: &mut Told) -> Polic
             );
         }
     }
-    tls(given.tls.as_ref(), at, told);
     let parts = Parts {
         balancer: given.load_balancer.as_ref(),
         pool: given.connection_pool.as_ref(),
@@ -261,7 +294,6 @@ fn policy(given: Option<&dr::TrafficPolicy>, at: &str, told: &mut Told) -> Polic
     for (position, one) in given.port_level_settings.iter().take(MAX_PORTS).enumerate() {
         let at = format!("{at}.portLevelSettings[{position}]");
         told.unknown(&at, &one.unknown_fields);
-        tls(one.tls.as_ref(), &at, told);
         let number = one.port.as_ref().and_then(|port| port.number);
         let port = number
             .and_then(|number| i32::try_from(number).ok())
@@ -276,26 +308,21 @@ fn policy(given: Option<&dr::TrafficPolicy>, at: &str, told: &mut Told) -> Polic
             outliers: one.outlier_detection.as_ref(),
             budget: None,
         };
-        if ports.insert(port, parts.message(&at, told)).is_some() {
+        let spoken = Spoken {
+            message: parts.message(&at, told),
+            tls: tls::read(one.tls.as_ref(), &at, users, told),
+        };
+        if ports.insert(port, spoken).is_some() {
             let words = format!("{port} stands there twice: the last counts");
             told.note(format!("{at}.port"), &words);
         }
     }
     Policy {
-        all: Some(parts.message(at, told)),
+        all: Some(Spoken {
+            message: parts.message(at, told),
+            tls: tls::read(given.tls.as_ref(), at, users, told),
+        }),
         ports,
-    }
-}
-
-/// Inside the mesh tunnels carry it; what begins another TLS would go out in plain without it.
-fn tls(given: Option<&dr::ClientTls>, at: &str, told: &mut Told) {
-    use dr::TlsMode;
-    match given.and_then(|tls| tls.mode.as_ref()) {
-        None | Some(TlsMode::Disable | TlsMode::IstioMutual) => {}
-        Some(mode @ (TlsMode::Simple | TlsMode::Mutual | TlsMode::Unknown(_))) => {
-            let words = format!("{mode} is not supported: nothing is sent to the host");
-            told.close(format!("{at}.tls.mode"), &words);
-        }
     }
 }
 

@@ -176,6 +176,7 @@ impl Observed {
             slow_start: policy.slow_start,
             least_well: policy.outliers.least_well,
             members: counting.map(|counting| &**counting),
+            locality: policy.locality.as_ref(),
         };
         let asked = pick::Asked {
             service,

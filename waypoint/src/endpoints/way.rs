@@ -18,6 +18,7 @@ use crate::config::Own;
 use crate::failure::Failure;
 use crate::record::{End, Security};
 use crate::state::Known;
+use crate::tls::Tls;
 
 /// An endpoint that was picked. Where it is known by a host name, its address is yet to be found.
 #[derive(Debug, Clone)]
@@ -27,6 +28,8 @@ pub struct Choice {
     pub port: u16,
     pub place: Place,
     pub way: Way,
+    /// What is begun on the connection, if anything.
+    pub tls: Option<Arc<Tls>>,
 }
 
 /// Where to connect.
@@ -45,6 +48,7 @@ pub struct Chosen {
     /// Where its application listens, or the gateway that leads there.
     pub address: SocketAddr,
     pub way: Way,
+    pub tls: Option<Arc<Tls>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -95,6 +99,7 @@ impl Choice {
             port: self.port,
             address,
             way: self.way,
+            tls: self.tls,
         }
     }
 }
@@ -140,6 +145,7 @@ pub(super) fn to_workload(
         port: address.port(),
         place: Place::At(address),
         way: direct(workload, None),
+        tls: None,
     })
 }
 
@@ -160,6 +166,7 @@ impl Asker<'_> {
             port: *port,
             place: self.place(workload, Some(service), *port)?,
             way: direct(workload, Some(service)),
+            tls: None,
         })
     }
 
@@ -214,6 +221,7 @@ impl Asker<'_> {
             port: picked.port,
             place,
             way: Way::Gateway(Arc::new(gateway)),
+            tls: None,
         })
     }
 

@@ -45,6 +45,7 @@ async fn near(most_idle: usize) -> Near {
             port: address.port(),
             address,
             way: Way::Plain,
+            tls: None,
         },
         observed: Arc::default(),
     }

@@ -237,7 +237,7 @@ impl Life<'_> {
         let exchange = async {
             let mut crossed = false;
             let (answer, held) = loop {
-                let message = message.for_version(version);
+                let message = message.for_version(version, attempts.target.policy.tls.as_deref());
                 let message = message.map(|()| body::text(call.body.clone()));
                 match attempts.once(version, message).await {
                     // A question may be put twice; its connection may have ended just when it came.

@@ -117,7 +117,7 @@ impl Attempts<'_> {
         exchange.under_way(begun.map_err(Failure::Limit)?);
         let wish = asked.wish.as_ref();
         let version = self.target.version(asked.client_version, wish);
-        let mut request = asked.head.for_version(version);
+        let mut request = asked.head.for_version(version, policy.tls.as_deref());
         if let Some(wish) = wish {
             wish.ask(version, &mut request);
         }
@@ -386,7 +386,8 @@ pub(super) async fn connection(
         };
         drop(queued);
         let to = &target.destination;
-        let reaching = upstream::reach(waypoint, arrival, to, &policy.connections, chosen);
+        let wanted = (&policy.connections, Some(version));
+        let reaching = upstream::reach(waypoint, arrival, to, wanted, chosen);
         let held = (Arc::clone(observed), policy.connections, begun);
         return place.fill(reaching, held).await;
     }

@@ -56,7 +56,7 @@ fn send(conversation: &Arc<Conversation>, target: Target, head: Head, copy: AnyB
             key: None,
         };
         let version = attempts.target.version(http::Version::HTTP_11, None);
-        let request = head.for_version(version);
+        let request = head.for_version(version, attempts.target.policy.tls.as_deref());
         let sent = async {
             let request = request.map(|()| copy);
             let (answer, held) = attempts.once(version, request).await?;

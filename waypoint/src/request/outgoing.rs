@@ -11,6 +11,7 @@ use super::read::Read;
 use super::reply::Reply;
 use crate::hygiene;
 use crate::route::Forward;
+use crate::tls::Tls;
 use crate::upstream::Version;
 
 const CLIENT_CERT: HeaderName = HeaderName::from_static("x-forwarded-client-cert");
@@ -28,7 +29,7 @@ pub(super) struct Head {
 
 impl Head {
     /// As each version of HTTP wants it.
-    pub(super) fn for_version(&self, version: Version) -> Request<()> {
+    pub(super) fn for_version(&self, version: Version, tls: Option<&Tls>) -> Request<()> {
         let mut request = Request::new(());
         *request.method_mut() = self.method.clone();
         *request.headers_mut() = self.headers.clone();
@@ -36,7 +37,10 @@ impl Head {
         uri.path_and_query = Some(self.path.clone());
         if version == Version::Http2 {
             let host = request.headers_mut().remove(header::HOST);
-            uri.scheme = Some(http::uri::Scheme::HTTP);
+            uri.scheme = Some(match tls {
+                Some(_) => http::uri::Scheme::HTTPS,
+                None => http::uri::Scheme::HTTP,
+            });
             uri.authority = host.and_then(|host| host.to_str().ok()?.parse().ok());
             *request.version_mut() = http::Version::HTTP_2;
             request.headers_mut().remove(header::EXPECT);

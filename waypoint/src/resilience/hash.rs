@@ -17,6 +17,11 @@ impl Key {
     pub fn new(value: &[u8]) -> Self {
         Self(xxh64(value, 0))
     }
+
+    /// A number for it, spread over all that there are.
+    pub fn ticket(self) -> u64 {
+        xxh64(&self.0.to_be_bytes(), 1)
+    }
 }
 
 /// The place of the endpoint for a key; none where nothing weighs anything.

@@ -4,6 +4,7 @@
 //! ```text
 //! mesh: ready, reachable, not tried ─► the session's own ──────────────────────────────────────► one
 //!                                   └► not out ─► mesh: not failing, best locality ─► hash, load ─┘
+//!                                                 (by the service, or else by its rules)
 //! ```
 //!
 //! In: what `mesh` knows, what was seen of endpoints, the request's session and key, randomness. Out: an endpoint, or what
@@ -14,10 +15,11 @@ use std::sync::{Arc, LazyLock};
 
 use mesh::balance::{self, Candidate, PortRule, Upstream};
 use mesh::{Endpoint, NoEndpoint, Seen, Service, Standings, Store, Workload};
-use rand::Rng;
+use rand::{Rng, RngExt as _};
 
 use super::hash::{self, Key};
 use super::load::Loads;
+use super::locality::Locality;
 use super::outlier::Outliers;
 use super::slow_start::SlowStart;
 use crate::session::Pin;
@@ -66,6 +68,8 @@ pub struct Observed<'a> {
     pub least_well: u32,
     /// Those that count, by uid; none: all of them.
     pub members: Option<&'a BTreeSet<String>>,
+    /// Which of them, by where they are; none: as the service has it.
+    pub locality: Option<&'a Locality>,
 }
 
 /// Picks an endpoint, as a workload at `source`.
@@ -105,7 +109,16 @@ pub fn pick(
         }
     }
     let (usable, seen) = leave_out(permitted, observed);
-    let preferred = balance::preferred(usable, service, source, seen);
+    let preferred = match observed.locality {
+        None => balance::preferred(usable, service, source, seen),
+        Some(locality) => {
+            let ticket = match asked.strategy {
+                Strategy::Hash(key) => key.ticket(),
+                _ => rng.random(),
+            };
+            locality.prefer(balance::trusted(usable, seen), source, ticket)?
+        }
+    };
     let chosen = choose(&preferred, asked.strategy, observed, rng);
     let chosen = chosen.ok_or(NoEndpoint::NoCapacity)?;
     Ok(balance::upstream(chosen, service))

@@ -13,9 +13,11 @@ use proto::waypoint::load_balancer::{Choice, Simple};
 
 use super::affinity::Source;
 use super::limits::Limits;
+use super::locality::Locality;
 use super::outlier;
 use super::retry::Budget;
 use super::slow_start::SlowStart;
+use crate::tls::Tls;
 
 /// The longest time that is one; anything beyond is as good as for ever.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -31,6 +33,10 @@ pub struct TrafficPolicy {
     pub connections: Connections,
     /// Endpoints that count; none: all of them.
     pub members: Option<Members>,
+    /// Which of them, by where they are; none: as the service has it.
+    pub locality: Option<Locality>,
+    /// What is begun on connections to them, if anything.
+    pub tls: Option<Arc<Tls>>,
 }
 
 /// A part of a service's endpoints.
@@ -96,6 +102,15 @@ impl TrafficPolicy {
                 name: members.name.as_str().into(),
                 workloads: Arc::new(members.workloads.iter().cloned().collect()),
             }),
+            locality: balancer
+                .and_then(|balancer| balancer.locality.as_ref())
+                .map(Locality::compile)
+                .transpose()?,
+            tls: policy
+                .tls
+                .as_ref()
+                .map(|tls| Tls::compile(tls).map(Arc::new))
+                .transpose()?,
         };
         Ok(compiled)
     }
@@ -209,6 +224,7 @@ mod tests {
             load_balancer: Some(wire::LoadBalancer {
                 choice: None,
                 warmup: Some(wire::Warmup::default()),
+                locality: None,
             }),
             limits: Some(wire::ConnectionLimits::default()),
             ..wire::TrafficPolicy::default()
@@ -225,6 +241,7 @@ mod tests {
                     duration: seconds(60),
                     minimum_percent: 20,
                 }),
+                locality: None,
             }),
             outlier_detection: Some(wire::OutlierDetection {
                 consecutive_5xx: 7,
@@ -251,6 +268,7 @@ mod tests {
                 name: "v1".to_owned(),
                 workloads: vec!["a".to_owned()],
             }),
+            tls: None,
         };
         let policy = TrafficPolicy::compile(Some(&said)).unwrap();
         assert_eq!(policy.balancing, Balancing::RoundRobin);
@@ -314,7 +332,7 @@ mod tests {
         let balanced = |choice| wire::TrafficPolicy {
             load_balancer: Some(wire::LoadBalancer {
                 choice: Some(choice),
-                warmup: None,
+                ..Default::default()
             }),
             ..Default::default()
         };

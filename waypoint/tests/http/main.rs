@@ -9,6 +9,7 @@ mod authorizers;
 mod drain;
 mod framing;
 mod networks;
+mod origination;
 mod policies;
 mod protocols;
 mod resilience;

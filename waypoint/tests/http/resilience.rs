@@ -27,6 +27,7 @@ fn balanced(choice: Choice) -> Option<TrafficPolicy> {
         load_balancer: Some(LoadBalancer {
             choice: Some(choice),
             warmup: None,
+            locality: None,
         }),
         ..TrafficPolicy::default()
     })

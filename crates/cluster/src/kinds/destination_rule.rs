@@ -120,10 +120,42 @@ pub struct PortSelector {
 pub struct LoadBalancer {
     pub simple: Option<SimpleBalancer>,
     pub consistent_hash: Option<ConsistentHash>,
-    pub locality_lb_setting: Option<serde_json::Value>,
+    pub locality_lb_setting: Option<LocalitySetting>,
     pub warmup: Option<Warmup>,
     /// The older word for `warmup.duration`.
     pub warmup_duration_secs: Option<String>,
+    #[serde(flatten)]
+    pub unknown_fields: UnknownFields,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct LocalitySetting {
+    pub enabled: Option<bool>,
+    pub distribute: Vec<Distribution>,
+    pub failover: Vec<Failover>,
+    /// Labels that say where something is.
+    pub failover_priority: Vec<String>,
+    #[serde(flatten)]
+    pub unknown_fields: UnknownFields,
+}
+
+/// Places are written as "region/zone/subzone".
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Distribution {
+    pub from: String,
+    pub to: BTreeMap<String, i64>,
+    #[serde(flatten)]
+    pub unknown_fields: UnknownFields,
+}
+
+/// Between regions.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Failover {
+    pub from: String,
+    pub to: String,
     #[serde(flatten)]
     pub unknown_fields: UnknownFields,
 }
@@ -224,11 +256,19 @@ pub struct OutlierDetection {
     pub unknown_fields: UnknownFields,
 }
 
-/// Its particulars are of no use here.
+/// What is shown and trusted lies in files of the waypoint's, or in a Secret that is mounted there.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub struct ClientTls {
     pub mode: Option<TlsMode>,
+    pub client_certificate: String,
+    pub private_key: String,
+    pub ca_certificates: String,
+    pub credential_name: String,
+    pub subject_alt_names: Vec<String>,
+    pub sni: String,
+    pub insecure_skip_verify: Option<bool>,
+    pub ca_crl: String,
     #[serde(flatten)]
     pub unknown_fields: UnknownFields,
 }

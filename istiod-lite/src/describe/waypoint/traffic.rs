@@ -19,6 +19,7 @@ pub(super) fn policy(policy: &wire::TrafficPolicy) -> String {
             let duration = warmup.duration.map_or_else(String::new, seconds);
             format!("warmup {duration} from {} %", warmup.minimum_percent)
         }));
+        parts.extend(balancer.locality.as_ref().map(locality));
     }
     if let Some(outliers) = &policy.outlier_detection {
         parts.push(format!(
@@ -58,10 +59,55 @@ pub(super) fn policy(policy: &wire::TrafficPolicy) -> String {
             budget.percent, budget.least
         ));
     }
+    parts.extend(policy.tls.as_ref().map(tls));
     match parts.is_empty() {
         true => "nothing said".to_owned(),
         false => parts.join("; "),
     }
+}
+
+fn locality(locality: &wire::LocalityPreference) -> String {
+    let mut parts = Vec::new();
+    for distribution in &locality.distribute {
+        let to = distribution.to.iter();
+        let to: Vec<_> = to
+            .map(|share| format!("{} {}", share.to, share.weight))
+            .collect();
+        parts.push(format!(
+            "from {} to {}",
+            distribution.from,
+            to.join(" and ")
+        ));
+    }
+    let scopes: Vec<_> = locality.scopes().map(|scope| scope.as_str_name()).collect();
+    if !scopes.is_empty() {
+        parts.push(format!("by {}", scopes.join("/")));
+    }
+    let failover = locality.failover.iter();
+    parts.extend(failover.map(|one| format!("then from {} to {}", one.from, one.to)));
+    match parts.is_empty() {
+        true => "wherever they are".to_owned(),
+        false => format!("locality {}", parts.join(", ")),
+    }
+}
+
+fn tls(tls: &wire::Tls) -> String {
+    let mut text = format!("TLS with {}", tls.server_name);
+    if !tls.subject_alt_names.is_empty() {
+        text += &format!(" as {:?}", tls.subject_alt_names);
+    }
+    text += match tls.authorities.as_str() {
+        "" => " by the system's authorities",
+        _ => " by ",
+    };
+    text += &tls.authorities;
+    if let Some(shown) = &tls.certificate {
+        text += &format!(" showing {}", shown.chain);
+        if !shown.namespace.is_empty() {
+            text += &format!(" of waypoints of {}", shown.namespace);
+        }
+    }
+    text
 }
 
 fn choice(choice: &Choice) -> String {

@@ -222,21 +222,30 @@ impl Resolver for Index {
             let words = format!("{hostname} has no port {port} that is reached over TCP");
             return Err(missing(words));
         };
-        if route.rank() >= Rank::Http && speaks == wire::Protocol::Tls {
-            let words =
-                format!("port {port} of {hostname} expects TLS, which waypoints don't begin");
-            return Err(Unresolved::new(Unresolved::PROTOCOL, words));
-        }
         let namespaces = [&*route.name.namespace, &**namespace];
         let traffic_policy = match part {
             Some(part) => Some(self.subset_for((&hostname, namespace), part, &namespaces, port)?),
             None => self.policy_for(&hostname, &namespaces, port)?,
         };
+        let begins_tls = traffic_policy
+            .as_ref()
+            .is_some_and(|policy| policy.tls.is_some());
+        let protocol = match (route.rank() >= Rank::Http, speaks) {
+            (true, wire::Protocol::Tls) if !begins_tls => {
+                let words = format!(
+                    "port {port} of {hostname} expects TLS, which waypoints begin only where a DestinationRule says so"
+                );
+                return Err(Unresolved::new(Unresolved::PROTOCOL, words));
+            }
+            // Inside of it is spoken what the client speaks.
+            (true, wire::Protocol::Tls) => wire::Protocol::Detect,
+            (_, speaks) => speaks,
+        };
         Ok(wire::Destination {
             namespace: namespace.to_string(),
             hostname,
             port: port.into(),
-            protocol: speaks.into(),
+            protocol: protocol.into(),
             traffic_policy,
         })
     }

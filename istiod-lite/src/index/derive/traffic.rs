@@ -106,7 +106,8 @@ impl Index {
             );
             return Err(Unresolved::new(Unresolved::PROTOCOL, words));
         }
-        Ok(rule.policy(port).map(Box::new))
+        let policy = rule.policy(port);
+        policy.map(|policy| named(policy, host)).transpose()
     }
 
     /// The same for a part of a host.
@@ -126,13 +127,14 @@ impl Index {
             let words = format!("no DestinationRule of {host} has a subset {subset:?}");
             return Err(Unresolved::new(Unresolved::SUBSET, words));
         };
-        Ok(Box::new(wire::TrafficPolicy {
+        let policy = wire::TrafficPolicy {
             members: Some(wire::Members {
                 name: subset.to_owned(),
                 workloads: self.members(host, namespace, labels),
             }),
             ..policy
-        }))
+        };
+        named(policy, host)
     }
 
     /// The workloads behind a host that have these labels, by uid.
@@ -288,4 +290,26 @@ impl Index {
             status::waypoint_accepted(Verdict::True, "PartiallyInvalid", said)
         })
     }
+}
+
+/// A policy whose TLS names the server, which is the host where it says nothing else.
+///
+/// # Errors
+/// The host is none.
+fn named(
+    mut policy: wire::TrafficPolicy,
+    host: &str,
+) -> Result<Box<wire::TrafficPolicy>, Unresolved> {
+    if let Some(tls) = &mut policy.tls
+        && tls.server_name.is_empty()
+    {
+        if host.contains('*') {
+            let words = format!(
+                "the DestinationRule of {host} has to say in tls.sni which server TLS is begun with"
+            );
+            return Err(Unresolved::new(Unresolved::PROTOCOL, words));
+        }
+        tls.server_name = host.to_owned();
+    }
+    Ok(Box::new(policy))
 }

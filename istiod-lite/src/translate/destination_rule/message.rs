@@ -4,7 +4,7 @@
 use cluster::kinds::destination_rule as dr;
 use proto::waypoint::{self as wire, hash_key::From, load_balancer::Choice};
 
-use super::{super::route::is_token, Told};
+use super::{super::route::is_token, Told, locality};
 
 #[derive(Clone, Copy)]
 pub(super) struct Parts<'a> {
@@ -35,6 +35,7 @@ impl Parts<'_> {
                 ),
             }),
             members: None,
+            tls: None,
         }
     }
 }
@@ -54,10 +55,6 @@ fn balancer(given: &dr::LoadBalancer, at: &str, told: &mut Told) -> wire::LoadBa
     use dr::SimpleBalancer as Given;
     use wire::load_balancer::Simple;
     told.unknown(at, &given.unknown_fields);
-    told.unused(
-        at,
-        &[(given.locality_lb_setting.is_some(), "localityLbSetting")],
-    );
     let simple = |simple: Simple| Some(Choice::Simple(simple.into()));
     let choice = match (&given.consistent_hash, &given.simple) {
         (Some(hash), _) => hash_key(hash, &format!("{at}.consistentHash"), told).map(Choice::Hash),
@@ -98,6 +95,10 @@ fn balancer(given: &dr::LoadBalancer, at: &str, told: &mut Told) -> wire::LoadBa
     wire::LoadBalancer {
         choice,
         warmup: warmup.or(older),
+        locality: given
+            .locality_lb_setting
+            .as_ref()
+            .map(|given| locality::read(given, &format!("{at}.localityLbSetting"), told)),
     }
 }
 

@@ -75,10 +75,6 @@ fn a_port_or_a_subset_has_its_own_word_in_place_of_the_wider_one() {
 fn what_would_go_out_otherwise_closes_the_host() {
     for (policy, field) in [
         (
-            json!({"tls": {"mode": "SIMPLE"}}),
-            "spec.trafficPolicy.tls.mode",
-        ),
-        (
             json!({"tls": {"mode": "LATER"}}),
             "spec.trafficPolicy.tls.mode",
         ),
@@ -88,7 +84,35 @@ fn what_would_go_out_otherwise_closes_the_host() {
         ),
         (
             json!({"portLevelSettings": [{"port": {"number": 1}, "tls": {"mode": "MUTUAL"}}]}),
-            "spec.trafficPolicy.portLevelSettings[0].tls.mode",
+            "spec.trafficPolicy.portLevelSettings[0].tls.clientCertificate",
+        ),
+        (
+            json!({"tls": {"mode": "SIMPLE", "insecureSkipVerify": true}}),
+            "spec.trafficPolicy.tls.insecureSkipVerify",
+        ),
+        (
+            json!({"tls": {"mode": "SIMPLE", "caCrl": "/crl.pem"}}),
+            "spec.trafficPolicy.tls.caCrl",
+        ),
+        (
+            json!({"tls": {"mode": "SIMPLE", "sni": "*.example.com"}}),
+            "spec.trafficPolicy.tls.sni",
+        ),
+        (
+            json!({"tls": {"mode": "SIMPLE", "subjectAltNames": ["a.example", "http://x"]}}),
+            "spec.trafficPolicy.tls.subjectAltNames[1]",
+        ),
+        (
+            json!({"tls": {"mode": "SIMPLE", "caCertificates": "/etc/../shadow"}}),
+            "spec.trafficPolicy.tls.caCertificates",
+        ),
+        (
+            json!({"tls": {"mode": "SIMPLE", "credentialName": "../other"}}),
+            "spec.trafficPolicy.tls.credentialName",
+        ),
+        (
+            json!({"tls": {"mode": "SIMPLE", "credentialName": "a", "caCertificates": "/b"}}),
+            "spec.trafficPolicy.tls.caCertificates",
         ),
     ] {
         let rule = read_spec(json!({"host": "a.example.com", "trafficPolicy": policy}));
@@ -104,7 +128,11 @@ fn what_would_go_out_otherwise_closes_the_host() {
 #[test]
 fn what_can_not_be_used_is_told_by_field() {
     let spec = json!({"host": "a.example.com", "later": 1, "trafficPolicy": {
-        "loadBalancer": {"simple": "PASSTHROUGH", "localityLbSetting": {}},
+        "loadBalancer": {"simple": "PASSTHROUGH", "localityLbSetting": {
+            "distribute": [{"from": "a/b", "to": {"a/*": 60}}, {"from": "*/b", "to": {"a": 100}}],
+            "failover": [{"from": "a", "to": "a"}],
+            "failoverPriority": ["topology.istio.io/network", "version", "topology.kubernetes.io/zone"],
+        }},
         "connectionPool": {"tcp": {"maxConnections": -1, "connectTimeout": "soon"}, "http": {"h2UpgradePolicy": "UPGRADE"}},
         "outlierDetection": {"maxEjectionPercent": 101},
     }});
@@ -112,7 +140,10 @@ fn what_can_not_be_used_is_told_by_field() {
     for field in [
         "spec.later",
         "spec.trafficPolicy.loadBalancer.simple",
-        "spec.trafficPolicy.loadBalancer.localityLbSetting",
+        "spec.trafficPolicy.loadBalancer.localityLbSetting.distribute[0]",
+        "spec.trafficPolicy.loadBalancer.localityLbSetting.distribute[1]",
+        "spec.trafficPolicy.loadBalancer.localityLbSetting.failover[0]",
+        "spec.trafficPolicy.loadBalancer.localityLbSetting.failoverPriority[1]",
         "spec.trafficPolicy.connectionPool.tcp.maxConnections",
         "spec.trafficPolicy.connectionPool.tcp.connectTimeout",
         "spec.trafficPolicy.connectionPool.http.h2UpgradePolicy",
@@ -125,4 +156,106 @@ fn what_can_not_be_used_is_told_by_field() {
     }
     assert_eq!(notes(json!({"host": "*.example.com"})), [""; 0]);
     assert_eq!(notes(json!({"host": "*x.example.com"})).len(), 1);
+}
+
+#[test]
+fn tls_with_servers_outside_is_told_with_files_of_the_waypoints() {
+    let check = |tls: Value, expected: wire::Tls| {
+        let rule = read_spec(json!({"host": "a.example.com", "trafficPolicy": {"tls": tls}}));
+        assert_eq!(rule.closed, "");
+        assert_eq!(
+            rule.policy(443).and_then(|policy| policy.tls),
+            Some(expected)
+        );
+    };
+    check(
+        json!({"mode": "SIMPLE", "caCertificates": "system"}),
+        wire::Tls::default(),
+    );
+    check(
+        json!({"mode": "SIMPLE", "sni": "B.example.com", "caCertificates": "/etc/ca.pem",
+            "subjectAltNames": ["C.example.com", "spiffe://td/ns/a/sa/b"]}),
+        wire::Tls {
+            server_name: "b.example.com".into(),
+            subject_alt_names: vec!["c.example.com".into(), "spiffe://td/ns/a/sa/b".into()],
+            authorities: "/etc/ca.pem".into(),
+            certificate: None,
+        },
+    );
+    let shown = |chain: &str, key: &str| wire::ClientCertificate {
+        chain: chain.into(),
+        key: key.into(),
+        namespace: "shop".into(),
+    };
+    check(
+        json!({"mode": "MUTUAL", "clientCertificate": "/c.pem", "privateKey": "/k.pem"}),
+        wire::Tls {
+            certificate: Some(shown("/c.pem", "/k.pem")),
+            ..wire::Tls::default()
+        },
+    );
+    let folder = "/var/run/secrets/credentials/far";
+    check(
+        json!({"mode": "MUTUAL", "credentialName": "far"}),
+        wire::Tls {
+            authorities: format!("{folder}/ca.crt"),
+            certificate: Some(shown(
+                &format!("{folder}/tls.crt"),
+                &format!("{folder}/tls.key"),
+            )),
+            ..wire::Tls::default()
+        },
+    );
+}
+
+#[test]
+fn a_part_of_a_host_is_spoken_to_as_the_host_is_where_it_says_nothing_else() {
+    let rule = read_spec(json!({
+        "host": "a.example.com",
+        "trafficPolicy": {"tls": {"mode": "SIMPLE"}, "retryBudget": {}},
+        "subsets": [
+            {"name": "own", "trafficPolicy": {"loadBalancer": {"simple": "RANDOM"}}},
+            {"name": "plain", "trafficPolicy": {"tls": {"mode": "DISABLE"}}},
+        ],
+    }));
+    let of = |name: &str| rule.subset(name, 80).expect("a part").1;
+    assert!(of("own").tls.is_some() && of("own").retry_budget.is_some());
+    assert!(of("own").load_balancer.is_some());
+    assert_eq!(of("plain").tls, None);
+}
+
+#[test]
+fn a_preference_of_places_is_told_as_it_is_given() {
+    use wire::locality_preference::Scope;
+    let read = |setting: Value| {
+        let policy = json!({"loadBalancer": {"localityLbSetting": setting}});
+        let rule = read_spec(json!({"host": "a.example.com", "trafficPolicy": policy}));
+        assert!(rule.notes.is_empty(), "{:?}", rule.notes);
+        let balancer = rule.policy(80).and_then(|policy| policy.load_balancer);
+        balancer
+            .and_then(|balancer| balancer.locality)
+            .expect("told")
+    };
+    let scopes = |of: &wire::LocalityPreference| of.scopes().collect::<Vec<_>>();
+    let own = read(json!({"enabled": true, "failover": [{"from": "a", "to": "b"}]}));
+    assert_eq!(scopes(&own), [Scope::Region, Scope::Zone, Scope::Subzone]);
+    assert_eq!(
+        (own.failover[0].from.as_str(), own.failover[0].to.as_str()),
+        ("a", "b")
+    );
+    assert_eq!(
+        read(json!({"enabled": false})),
+        wire::LocalityPreference::default()
+    );
+    let labels =
+        json!({"failoverPriority": ["topology.istio.io/cluster", "kubernetes.io/hostname"]});
+    assert_eq!(scopes(&read(labels)), [Scope::Cluster, Scope::Node]);
+    let to = json!({"a/b/*": 70, "a/c": 30});
+    let distributed = read(json!({"distribute": [{"from": "a/*", "to": to}]})).distribute;
+    assert_eq!(distributed[0].from, "a/*");
+    let to = distributed[0]
+        .to
+        .iter()
+        .map(|share| (share.to.as_str(), share.weight));
+    assert_eq!(to.collect::<Vec<_>>(), [("a/b/*", 70), ("a/c", 30)]);
 }

@@ -32,6 +32,7 @@ struct Mesh {
     slow_start: SlowStart,
     least_well: u32,
     members: Option<BTreeSet<String>>,
+    locality: Option<Locality>,
     tried: Vec<Endpoint>,
     now: Instant,
 }
@@ -88,6 +89,7 @@ fn mesh(endpoints: &[&str]) -> Mesh {
         slow_start: SlowStart::default(),
         least_well: 0,
         members: None,
+        locality: None,
         tried: Vec::new(),
         now,
     }
@@ -135,6 +137,7 @@ impl Mesh {
             slow_start: self.slow_start,
             least_well: self.least_well,
             members: self.members.as_ref(),
+            locality: self.locality.as_ref(),
         };
         let picked = pick(&self.store, &self.waypoint, asked, observed, rng)?;
         assert_eq!(picked.port, 8080);
@@ -205,6 +208,56 @@ fn only_members_are_used_even_where_they_are_out_or_the_client_was_elsewhere() {
         mesh.pick(None, Strategy::Random, &mut rng),
         Err(NoEndpoint::Empty)
     );
+}
+
+#[test]
+fn rules_have_their_own_idea_of_what_is_near() {
+    use proto::waypoint as wire;
+    let mut mesh = mesh(&["A", "b", "c"]);
+    for (name, region) in [("A", "eu"), ("b", "us"), ("c", "us")] {
+        let mut moved = workload(name);
+        moved.locality = Arc::new(mesh::workload::Locality {
+            region: region.into(),
+            ..Default::default()
+        });
+        mesh.store.upsert_workload(moved);
+    }
+    mesh.waypoint.locality = Arc::new(mesh::workload::Locality {
+        region: "us".into(),
+        ..Default::default()
+    });
+    assert_eq!(mesh.names(Strategy::Random), "A");
+    let by_region = wire::LocalityPreference {
+        scopes: vec![wire::locality_preference::Scope::Region.into()],
+        ..Default::default()
+    };
+    mesh.locality = Some(Locality::compile(&by_region).unwrap());
+    assert_eq!(mesh.names(Strategy::Random), "b c");
+    // Who fails or errs makes room for others.
+    mesh.put_out("b");
+    mesh.standings.failed(&at("c"), mesh.now);
+    assert_eq!(mesh.names(Strategy::Random), "A");
+    mesh.now += Duration::from_secs(31);
+    let share = |to: &str, weight| wire::locality_preference::Share {
+        to: to.into(),
+        weight,
+    };
+    let shares = wire::LocalityPreference {
+        distribute: vec![wire::locality_preference::Distribution {
+            from: "us".into(),
+            to: vec![share("us", 80), share("eu", 20)],
+        }],
+        ..Default::default()
+    };
+    mesh.locality = Some(Locality::compile(&shares).unwrap());
+    let picks = mesh.picks(Strategy::LeastRequest);
+    let far = picks.get("A").copied().unwrap_or_default();
+    assert!((150..250).contains(&far), "{picks:?}");
+    // What has one key always goes the same way.
+    for key in [b"anna", b"bert"] {
+        let picks = mesh.picks(Strategy::Hash(Key::new(key)));
+        assert_eq!(picks.len(), 1, "{picks:?}");
+    }
 }
 
 #[test]
