@@ -8,14 +8,22 @@ use std::time::Duration;
 use serde_json::Value;
 
 /// For connecting, and for each silence in between.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 /// More than a mesh of a hundred thousand workloads takes.
-const MAX_ANSWER: u64 = 512 * 1024 * 1024;
+pub(crate) const MAX_ANSWER: u64 = 512 * 1024 * 1024;
 
+/// What was asked, and why there is no answer.
 #[derive(Debug)]
 pub(crate) struct Error {
     pub(crate) asked: String,
     pub(crate) cause: String,
+}
+
+impl Error {
+    /// Whether the API server has no object of this name, and is sound otherwise.
+    pub(crate) fn says_not_found(&self, name: &str) -> bool {
+        self.cause.contains("(NotFound)") && self.cause.contains(&format!("\"{name}\" not found"))
+    }
 }
 
 impl std::fmt::Display for Error {

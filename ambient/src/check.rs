@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pure: can a ztunnel do its work, by what it says of itself.
+//! Pure: can a ztunnel do its work, by what it says of itself; and is the mesh installed whole, by what the API server
+//! says ([`install`]).
+
+pub(crate) mod install;
 
 use std::fmt::Write as _;
 

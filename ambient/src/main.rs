@@ -1,20 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `ambient`: what an operator asks a mesh.
 //!
-//! [`admin`] fetches what a ztunnel believes; [`ps`] turns that into rows and [`check`] into findings, both pure; [`table`]
-//! lays them out. The columns are those of `istioctl ztunnel-config`. Exit status: 0, 1 where a check fails, 2 where the
-//! question was not understood or could not be asked.
+//! [`kubectl`] is the way into a cluster, [`ztunnels`] finds who is to be asked there, [`admin`] fetches what a ztunnel
+//! believes; [`ps`] turns that into rows and [`check`] into findings, both pure; [`table`] lays them out. [`waypoint`] asks
+//! for waypoints. Commands and columns are those of `istioctl ztunnel-config` and `istioctl waypoint`. Exit status: 0, 1
+//! where a check fails, 2 where the question was not understood or could not be asked.
 
 mod admin;
 mod check;
+mod kubectl;
 mod ps;
 mod table;
+mod waypoint;
+mod ztunnels;
 
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde_json::Value;
 use time::OffsetDateTime;
+
+use self::admin::Error;
+use self::check::Finding;
+use self::ztunnels::Ztunnels;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -32,7 +40,7 @@ struct Arguments {
 enum Command {
     /// Lists what ztunnels believe
     #[command(
-        after_help = "Examples:\n  kubectl -n istio-system port-forward pod/ztunnel-xyz 15000 &\n  ambient ps workloads --namespace shop\n  ambient ps certificates --ztunnel 10.0.0.1:15000 --ztunnel 10.0.0.2:15000\n  ambient ps connections --output json"
+        after_help = "Examples:\n  ambient ps workloads --namespace shop\n  ambient ps connections --node node-a --output json\n  ambient ps certificates --ztunnel 10.0.0.1:15000 --ztunnel 10.0.0.2:15000\n\nThe exit status is 2 if a ztunnel could not be asked."
     )]
     Ps {
         what: What,
@@ -42,14 +50,20 @@ enum Command {
         #[command(flatten)]
         asked: Asked,
     },
-    /// Says whether ztunnels can do their work, and what stands in the way
+    /// Says whether the mesh is there and can do its work, and what stands in the way
     #[command(
-        after_help = "Examples:\n  ambient check\n  ambient check --ztunnel 10.0.0.1:15000 --ztunnel 10.0.0.2:15000 --output json\n\nThe exit status is 1 if something fails."
+        after_help = "Examples:\n  ambient check\n  ambient check --context staging --output json\n  ambient check --ztunnel 10.0.0.1:15000\n\nThe exit status is 1 if something fails."
     )]
     Check {
         #[command(flatten)]
         asked: Asked,
     },
+    /// Asks for waypoints, the L7 proxies of a namespace, and says what became of them
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  ambient waypoint apply --namespace shop --enroll-namespace --wait\n  ambient waypoint status --all-namespaces\n  ambient waypoint delete waypoint --namespace shop"
+    )]
+    Waypoint(waypoint::Action),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -68,9 +82,8 @@ enum What {
 
 #[derive(Debug, Args)]
 struct Asked {
-    /// Admin address of a ztunnel, HOST:PORT; may be given again
-    #[arg(long, default_value = "127.0.0.1:15000")]
-    ztunnel: Vec<String>,
+    #[command(flatten)]
+    ztunnels: Ztunnels,
     /// table, for people; json, for scripts
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
@@ -83,41 +96,72 @@ enum Output {
 }
 
 fn main() -> ExitCode {
-    let (text, code) = match Arguments::parse().command {
+    let said = match Arguments::parse().command {
         Command::Ps {
             what,
             namespace,
             asked,
-        } => match list(what, namespace.as_deref(), &asked) {
-            Ok(text) => (text, ExitCode::SUCCESS),
-            Err(error) => {
-                eprintln!("ambient: {error}");
-                return ExitCode::from(2);
-            }
-        },
-        Command::Check { asked } => checked(&asked),
+        } => list(what, namespace.as_deref(), &asked),
+        Command::Check { asked } => Ok(checked(&asked)),
+        Command::Waypoint(action) => waypoint::run(action),
     };
-    print!("{text}");
-    code
+    match said {
+        Ok((text, code)) => {
+            print!("{text}");
+            code
+        }
+        Err(error) => unasked(&error),
+    }
 }
 
-fn list(what: What, namespace: Option<&str>, asked: &Asked) -> Result<String, admin::Error> {
-    let dumps: Result<Vec<Value>, _> = asked.ztunnel.iter().map(|it| dump_of(it)).collect();
-    let mut listing = ps::list(what, &dumps?, OffsetDateTime::now_utc());
+fn unasked(error: &Error) -> ExitCode {
+    eprintln!("ambient: {error}");
+    ExitCode::from(2)
+}
+
+/// All that a ztunnel believes.
+const DUMP: &str = "/config_dump";
+
+fn list(what: What, namespace: Option<&str>, asked: &Asked) -> waypoint::Said {
+    let mut code = ExitCode::SUCCESS;
+    let mut dumps: Vec<Value> = Vec::new();
+    for answer in asked.ztunnels.ask(DUMP)? {
+        match answer.said {
+            Ok(dump) => dumps.push(dump),
+            // Others know as much of the mesh.
+            Err(error) => code = unasked(&error),
+        }
+    }
+    let mut listing = ps::list(what, &dumps, OffsetDateTime::now_utc());
     listing.retain(namespace);
-    Ok(match asked.output {
+    let text = match asked.output {
         Output::Table => listing.table(),
         Output::Json => json(&listing.json()),
-    })
+    };
+    Ok((text, code))
 }
 
 fn checked(asked: &Asked) -> (String, ExitCode) {
+    let ztunnels = &asked.ztunnels;
+    let mut findings = Vec::new();
+    if ztunnels.of_cluster() {
+        let namespace = &ztunnels.system_namespace;
+        for part in check::install::parts(namespace) {
+            findings.extend(part.judge(ztunnels.cluster.get(&part.path)));
+        }
+    }
     let now = OffsetDateTime::now_utc();
-    let findings: Vec<check::Finding> = asked
-        .ztunnel
-        .iter()
-        .flat_map(|ztunnel| check::judge(ztunnel, dump_of(ztunnel), now))
-        .collect();
+    match ztunnels.ask(DUMP) {
+        Ok(answers) => {
+            let judged = |one: ztunnels::Answer| check::judge(&one.ztunnel, one.said, now);
+            findings.extend(answers.into_iter().flat_map(judged));
+        }
+        Err(error) => findings.push(Finding {
+            category: "ztunnels".to_owned(),
+            level: check::Level::Failure,
+            says: format!("can't be asked: {error}"),
+        }),
+    }
     let text = match asked.output {
         Output::Table => check::table(&findings),
         Output::Json => json(&check::json(&findings)),
@@ -126,10 +170,6 @@ fn checked(asked: &Asked) -> (String, ExitCode) {
         true => (text, ExitCode::SUCCESS),
         false => (text, ExitCode::FAILURE),
     }
-}
-
-fn dump_of(ztunnel: &str) -> Result<Value, admin::Error> {
-    admin::get(ztunnel, "/config_dump")
 }
 
 fn json(value: &Value) -> String {
