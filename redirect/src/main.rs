@@ -160,6 +160,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let plugin = PluginServer::bind(&plugin_socket, question_sender)
         .with_context(|| format!("plugin socket {}", plugin_socket.display()))?;
     let node = config.node.clone();
+    let own_node = node.clone();
     let parts = Parts {
         node: config.node,
         source,
@@ -205,7 +206,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let departure = match (on_exit, client) {
         (OnExit::CleanUp, _) => Departure::Last("AMBIENT_DISABLE_SAFE_UPGRADE".to_owned()),
         (OnExit::Leave, None) => Departure::Succeeded,
-        (OnExit::Leave, Some(client)) => departure::ask(&client, &pod_namespace).await,
+        (OnExit::Leave, Some(client)) => departure::ask(&client, &pod_namespace, &own_node).await,
     };
     if let Departure::Last(why) = departure {
         info!(

@@ -219,7 +219,7 @@ impl Admin {
 }
 
 /// Kinds that nobody follows, and that are put into clusters all the same.
-const OTHERS: [(&str, &str, Scope); 10] = [
+const OTHERS: [(&str, &str, Scope); 12] = [
     ("ClusterRole", "clusterroles", Scope::Cluster),
     ("ClusterRoleBinding", "clusterrolebindings", Scope::Cluster),
     (
@@ -234,6 +234,16 @@ const OTHERS: [(&str, &str, Scope); 10] = [
     ("Role", "roles", Scope::Namespace),
     ("RoleBinding", "rolebindings", Scope::Namespace),
     ("Secret", "secrets", Scope::Namespace),
+    (
+        "ValidatingAdmissionPolicy",
+        "validatingadmissionpolicies",
+        Scope::Cluster,
+    ),
+    (
+        "ValidatingAdmissionPolicyBinding",
+        "validatingadmissionpolicybindings",
+        Scope::Cluster,
+    ),
 ];
 
 /// The path of an object of a kind that is followed, or of another that tests know.

@@ -20,6 +20,8 @@ use e2e::kubernetes::Cluster;
 use e2e::network::in_namespace;
 use e2e::plane::{free_port, get};
 use futures_util::TryStreamExt as _;
+use http::Request;
+use http::header::CONTENT_TYPE;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use prost::Message as _;
@@ -362,10 +364,14 @@ async fn a_pod_of_this_node_is_captured_and_annotated_until_its_label_goes() -> 
     );
     let taint = |key: &str| json!({"key": key, "effect": "NoSchedule"});
     let node_a = json!({
-        "apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"},
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": "node-a", "labels": {"kubernetes.io/os": "linux"}},
         "spec": {"taints": [taint("cni.istio.io/not-ready"), taint("another")]},
     });
-    let mut node = Node::start(&[web.clone(), other.clone(), node_a.clone()]).await?;
+    let mut node_b = node_a.clone();
+    node_b["metadata"]["name"] = json!("node-b");
+    let objects = [web.clone(), other.clone(), node_a.clone(), node_b.clone()];
+    let mut node = Node::start(&objects).await?;
     node.until("it takes pods", async |node| {
         let found = node.cluster.get(&node_a).await.unwrap_or_default();
         let taints = found["spec"]["taints"].as_array().cloned();
@@ -425,6 +431,63 @@ async fn a_pod_of_this_node_is_captured_and_annotated_until_its_label_goes() -> 
     }
     node.is_annotated(&web, Some("enabled")).await?;
     assert!(node.cluster.get(&gone).await.is_err());
+
+    // Its rights end where its node ends, and with what it has to say there.
+    let agent = Connection::kubeconfig(&node.cluster.folder().join("istio-cni.json")).await?;
+    let agent = agent.client()?;
+    let annotation = |key: &str| json!({"metadata": {"annotations": {(key): "enabled"}}});
+    for (path, patch, allowed) in [
+        (
+            "nodes/node-b",
+            json!({"spec": {"taints": [taint("another")]}}),
+            false,
+        ),
+        ("nodes/node-a", json!({"spec": {"taints": null}}), false),
+        (
+            "nodes/node-a",
+            json!({"spec": {"unschedulable": true}}),
+            false,
+        ),
+        (
+            "nodes/node-a",
+            json!({"metadata": {"labels": {"a": "b"}}}),
+            false,
+        ),
+        ("nodes/node-a", annotation("a"), false),
+        (
+            "namespaces/shop/pods/other/status",
+            annotation(REDIRECTION),
+            false,
+        ),
+        ("namespaces/shop/pods/web/status", annotation("a"), false),
+        (
+            "namespaces/shop/pods/web/status",
+            json!({"status": {"message": "a"}}),
+            false,
+        ),
+        (
+            "namespaces/shop/pods/web/status",
+            annotation(REDIRECTION),
+            true,
+        ),
+    ] {
+        let request = Request::patch(format!("/api/v1/{path}"))
+            .header(CONTENT_TYPE, "application/merge-patch+json")
+            .body(patch.to_string().into_bytes())?;
+        let answer = agent.call(request).await;
+        match allowed {
+            true => drop(answer.with_context(|| format!("{path} {patch}"))?),
+            false => {
+                let refused = answer
+                    .err()
+                    .with_context(|| format!("{path} {patch}: allowed"))?;
+                ensure!(
+                    refused.to_string().contains("an agent "),
+                    "{path} {patch}: {refused}"
+                );
+            }
+        }
+    }
 
     // Another agent follows: no pod may start unasked until then.
     node.end_agent().await?;
