@@ -38,9 +38,12 @@ pub(crate) struct Core {
     driver: Option<Waker>,
     /// Streams that have something to send and no room, in order.
     waiting: VecDeque<Slot>,
-    /// Times that streams have queued something in this turn, and in the turn before.
-    sends: usize,
-    sends_before: usize,
+    /// Turns so far, the present one included.
+    turn: u64,
+    /// Streams that have queued something in this turn, and in the turn before: however often, since what one of them
+    /// may queue at once is to fall with their number, and not because it is alone and fast.
+    senders: usize,
+    senders_before: usize,
     /// Reads that gave bytes.
     pub(super) pulse: u64,
 }
@@ -58,6 +61,8 @@ pub(crate) struct Attachment {
     pub(super) receiver: Option<Waker>,
     pub(super) sender: Option<Waker>,
     waits: bool,
+    /// The turn in which it has last queued something.
+    sent_in: u64,
 }
 
 /// An application's socket that the tunnel writes to without waking anybody.
@@ -97,8 +102,9 @@ impl Link {
             aborted: false,
             driver: None,
             waiting: VecDeque::new(),
-            sends: 0,
-            sends_before: 0,
+            turn: 1,
+            senders: 0,
+            senders_before: 0,
             pulse: 0,
         })))
     }
@@ -202,7 +208,7 @@ impl Core {
         let out = self.out.room();
         let peer = self.session.send_room(slot);
         let quantum =
-            (LIMIT / 2 / self.sends_before.max(1)).clamp(*QUANTUM.start(), *QUANTUM.end());
+            (LIMIT / 2 / self.senders_before.max(1)).clamp(*QUANTUM.start(), *QUANTUM.end());
         let user = &mut self.session.entry(slot).user;
         match out.min(peer).min(quantum) {
             0 => {
@@ -225,7 +231,10 @@ impl Core {
     ) -> io::Result<usize> {
         let count = self.session.send(slot, most, &mut self.out, read)?;
         if count > 0 {
-            self.sends += 1;
+            let sent_in = &mut self.session.entry(slot).user.sent_in;
+            if std::mem::replace(sent_in, self.turn) != self.turn {
+                self.senders += 1;
+            }
             self.wake_driver();
         }
         Ok(count)
@@ -250,8 +259,8 @@ impl Core {
 
     /// The socket has taken what was queued: those that wait for room are next, in order.
     pub(super) fn turn_ends(&mut self) {
-        self.sends_before = self.sends;
-        self.sends = 0;
+        self.turn += 1;
+        self.senders_before = std::mem::take(&mut self.senders);
         let mut room = self.out.room();
         while room > 0
             && let Some(slot) = self.waiting.pop_front()

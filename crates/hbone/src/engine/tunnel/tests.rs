@@ -137,3 +137,50 @@ async fn streams_given_up_in_the_turn_that_opened_them_are_nobodys_work_and_leav
     assert_eq!(turn(&mut driver).await, 50);
     assert_eq!(driver.link.lock().session.held(), 50);
 }
+
+fn window(id: u32, more: u32) -> Vec<u8> {
+    let mut frame = FrameHeader::new(Kind::WindowUpdate, 0, id, 4)
+        .encode()
+        .to_vec();
+    frame.extend(more.to_be_bytes());
+    frame
+}
+
+#[tokio::test]
+async fn what_a_stream_may_queue_at_once_falls_with_the_number_of_senders_not_with_their_zeal() {
+    const PART: usize = 64 * 1024;
+    let frames = [window(0, 4 << 20), requests(2, |id| window(id, 2 << 20))].concat();
+    let (mut driver, _peer) = hearing(&frames).await;
+    assert_eq!(turn(&mut driver).await, 2);
+    let link = driver.link.clone();
+    let slots: Vec<Slot> = {
+        let mut core = link.lock();
+        core.session.users().map(|(slot, _)| slot).collect()
+    };
+    for slot in &slots {
+        let core = &mut *link.lock();
+        let answer = http::Response::new(());
+        core.session.respond(*slot, &answer, &mut core.out);
+    }
+    turn(&mut driver).await;
+    let send = |slot: Slot| {
+        let sent = link.lock().send(slot, PART, |places| {
+            Ok(places.iter().map(|place| place.len()).sum())
+        });
+        assert_eq!(sent.unwrap(), PART);
+    };
+    let room = |slot: Slot| {
+        poll_fn({
+            let link = link.clone();
+            move |cx| link.lock().poll_room(slot, cx)
+        })
+    };
+    for _ in 0..4 {
+        send(slots[0]);
+    }
+    turn(&mut driver).await;
+    assert_eq!(room(slots[0]).await, 4 * PART, "it was alone");
+    slots.iter().copied().for_each(send);
+    turn(&mut driver).await;
+    assert_eq!(room(slots[0]).await, 2 * PART, "there were two");
+}
