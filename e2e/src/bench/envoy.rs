@@ -5,13 +5,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::environment::Environment;
 use crate::handle::{Access, eventually};
 
+/// How long one may take to serve.
+const START: Duration = Duration::from_secs(30);
 /// How long one may take to end.
 const FAREWELL: Duration = Duration::from_secs(10);
+/// Where each of ours takes tunnels; it listens on this port last, once it has all others.
+const TUNNELS: u16 = 15008;
 
 /// It ends with this value.
 pub(super) struct Envoy {
@@ -36,8 +40,8 @@ impl Drop for Envoy {
 }
 
 impl Envoy {
-    /// Starts it in `place`, a pod of an account of the same name. `text` makes its configuration, told the folder that
-    /// holds its certificate; `id` tells it from the others of the machine.
+    /// Starts it in `place`, a pod of an account of the same name, and waits until it takes tunnels. `text` makes its
+    /// configuration, told the folder that holds its certificate; `id` tells it from the others of the machine.
     pub(super) fn start(
         lab: &Access,
         place: &str,
@@ -62,10 +66,29 @@ impl Envoy {
         command.args(["--base-id", &id.to_string()]);
         command.args(["--concurrency", "2", "-l", "warning"]);
         let process = command.stdin(Stdio::null()).spawn().context("Envoy")?;
-        Ok(Self {
+        let mut envoy = Self {
             process,
             configuration: configuration.display().to_string(),
-        })
+        };
+        envoy.settle()?;
+        Ok(envoy)
+    }
+
+    /// Waits until it takes tunnels.
+    fn settle(&mut self) -> Result<()> {
+        let what = format!("Envoy takes tunnels on port {TUNNELS}");
+        let ended = eventually(&what, START, || {
+            // One that has ended never will, and has said why.
+            if let Some(status) = self.process.try_wait().context("Envoy")? {
+                return Ok(Some(status));
+            }
+            ensure!(listens(self.pid()?)?, "nobody listens there");
+            Ok(None)
+        })?;
+        match ended {
+            Some(status) => bail!("Envoy has ended at once, with {status}; it has said why"),
+            None => Ok(()),
+        }
     }
 
     /// Its process id, outside of the lab.
@@ -82,8 +105,27 @@ impl Envoy {
                 return Ok(pid);
             }
         }
-        anyhow::bail!("Envoy does not run")
+        bail!("Envoy does not run")
     }
+}
+
+/// Whether the process's network has somebody who takes tunnels.
+fn listens(pid: u32) -> Result<bool> {
+    let path = format!("/proc/{pid}/net/tcp");
+    let sockets = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+    Ok(has_listener(&sockets, TUNNELS))
+}
+
+/// Whether the kernel's list of TCP sockets has one in state LISTEN (0A) on this port.
+fn has_listener(sockets: &str, port: u16) -> bool {
+    let local = format!(":{port:04X}");
+    sockets.lines().any(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        words
+            .next()
+            .is_some_and(|address| address.ends_with(&local))
+            && words.nth(1) == Some("0A")
+    })
 }
 
 /// Where it is, by a flag, $ENVOY or the path.
@@ -117,4 +159,19 @@ fn certify(lab: &Access, place: &str, files: &str) -> Result<()> {
     let status = lab.tool(place, &arguments).status()?;
     ensure!(status.success(), "no certificate for {place}");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_is_told_from_a_connection_on_its_port() {
+        let listens = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n   \
+            0: 00000000:3AA0 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1337\n";
+        let carries = listens.replace(" 0A ", " 01 ");
+        assert!(has_listener(listens, TUNNELS));
+        assert!(!has_listener(&carries, TUNNELS));
+        assert!(!has_listener(listens, 15_000));
+    }
 }

@@ -6,15 +6,16 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 use super::load::{BULK, ECHO, HTTP};
 use crate::bench::envoy::{self, secrets};
 use crate::handle::Lab;
 
-/// Loopback ports that lead to the server's own ports on the other node, and on this one.
-const FAR: u16 = 8_000;
-const NEAR: u16 = 9_000;
+/// Loopback ports that lead to the server's own ports on the other node, and on this one; the pod's application serves none
+/// of them.
+const FAR: u16 = 17_000;
+const NEAR: u16 = 18_000;
 
 pub(super) struct Envoy {
     processes: Vec<envoy::Envoy>,
@@ -33,7 +34,8 @@ impl Envoy {
             };
             let place = format!("envoy/{pod}");
             let told = |files: &str| text(files, &forwards);
-            processes.push(envoy::Envoy::start(lab, &place, (program, id), told)?);
+            let one = envoy::Envoy::start(lab, &place, (program, id), told);
+            processes.push(one.with_context(|| place.clone())?);
         }
         Ok(Self { processes })
     }

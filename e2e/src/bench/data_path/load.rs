@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{timeout, timeout_at};
 
 pub use self::server::serve;
 use crate::lifeline::input_ended;
@@ -40,6 +40,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// How long connections on which requests were made are left alone before they are weighed: a proxy may give back then
 /// what it holds for those at work.
 pub const REST: Duration = Duration::from_secs(8);
+/// How long clients may still wait when their time is over, some of them for a new connection first.
+const GRACE: Duration = Duration::from_secs(60);
 /// How long after something failed it is tried again.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -151,7 +153,16 @@ async fn work(load: &Load) -> Result<Done> {
         errors,
         ..Part::default()
     };
-    while let Some(part) = running.join_next().await {
+    let late = until + GRACE;
+    loop {
+        let part = timeout_at(late.into(), running.join_next());
+        let part = part.await.with_context(|| {
+            format!(
+                "{} has left a client without answer for {GRACE:?}",
+                load.target
+            )
+        })?;
+        let Some(part) = part else { break };
         all.add(part.context("a client panicked")??);
     }
     let seconds = began.elapsed().as_secs_f64();
@@ -214,7 +225,7 @@ async fn one(load: &Load, socket: Option<TcpStream>, until: Instant) -> Result<P
             }
             socket.shutdown().await?;
             // What the server has had, and not what lies in buffers.
-            part.units = timeout(PATIENCE, socket.read_u64()).await??;
+            part.units = socket.read_u64().await?;
         }
         (Kind::BulkDown, Some(mut socket)) => {
             let mut block = vec![0; CHUNK];
@@ -281,7 +292,9 @@ async fn ping(socket: &mut TcpStream) -> std::io::Result<()> {
 
 async fn visit(target: SocketAddr) -> Result<()> {
     let mut socket = connect(target).await?;
-    ping(&mut socket).await?;
+    timeout(PATIENCE, ping(&mut socket))
+        .await
+        .with_context(|| format!("{target} takes a byte and sends none"))??;
     Ok(())
 }
 
@@ -385,6 +398,30 @@ mod tests {
                 let bulk = matches!(kind, Kind::BulkUp | Kind::BulkDown);
                 assert_eq!(done.p99_us.is_none(), bulk, "{kind:?}: {done:?}");
             }
+        };
+        tokio::task::LocalSet::new().run_until(work).await;
+    }
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_never_answers_is_an_error_and_no_endless_wait() {
+        let work = async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let target = listener.local_addr().unwrap();
+            for kind in [Kind::Ping, Kind::Connect, Kind::BulkUp, Kind::BulkDown] {
+                let load = Load {
+                    kind,
+                    target,
+                    connections: 1,
+                    seconds: 0.01,
+                };
+                // The kernel takes the connection; nobody ever reads it.
+                let error = work(&load).await.unwrap_err().to_string();
+                let words = ["without answer", "nothing was done"];
+                assert!(
+                    words.iter().any(|word| error.contains(word)),
+                    "{kind:?}: {error}"
+                );
+            }
+            drop(listener);
         };
         tokio::task::LocalSet::new().run_until(work).await;
     }
