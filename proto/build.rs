@@ -2,7 +2,7 @@
 //! Compiles the schemas with protox, so that building needs no protoc.
 
 /// Every schema, by owner.
-const SCHEMAS: [&str; 9] = [
+const SCHEMAS: [&str; 16] = [
     "istio/workload.proto",
     "istio/security.proto",
     "istio/zds.proto",
@@ -12,6 +12,13 @@ const SCHEMAS: [&str; 9] = [
     "mesh/handover.proto",
     "mesh/waypoint.proto",
     "mesh/waypoint_policy.proto",
+    "mesh/waypoint_telemetry.proto",
+    "opentelemetry/common.proto",
+    "opentelemetry/resource.proto",
+    "opentelemetry/trace.proto",
+    "opentelemetry/logs.proto",
+    "opentelemetry/trace_service.proto",
+    "opentelemetry/logs_service.proto",
 ];
 
 /// Fields that share memory with the message they arrived in.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Authority, baggage, forwarded and traceparent of a CONNECT: first line the authority, then `name: value` lines.
+//! Authority, baggage, forwarded and traceparent of a CONNECT, and the trace contexts of a request (W3C's and B3's): first
+//! line the authority, then `name: value` lines.
 #![no_main]
 
 use http::{HeaderName, HeaderValue, Method, Request, Uri};
@@ -27,4 +28,6 @@ fuzz_target!(|data: &[u8]| {
         }
     }
     hbone::fuzzing::connect_request(&request);
+    waypoint::trace::check(request.headers(), false);
+    waypoint::trace::check(request.headers(), true);
 });

@@ -3,6 +3,7 @@
 //! say nothing. For the debug pages and the golden files.
 
 mod policy;
+mod telemetry;
 mod waypoint;
 
 use std::net::IpAddr;

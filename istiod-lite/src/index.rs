@@ -65,6 +65,8 @@ enum Subject {
     Rule(NamespacedName),
     /// And of a WasmPlugin.
     Plugin(NamespacedName),
+    /// And of a Telemetry.
+    Telemetry(NamespacedName),
     PeerAuthentication(NamespacedName),
     /// The policy that denies all plaintext: there is one, once anyone asks for it.
     StaticStrict,
@@ -408,6 +410,7 @@ impl Subject {
             Self::Route(id) => (id.kind, &id.name),
             Self::Rule(name) => (Kind::DestinationRule, name),
             Self::Plugin(name) => (Kind::WasmPlugin, name),
+            Self::Telemetry(name) => (Kind::Telemetry, name),
             Self::Pod(_)
             | Self::Slice(_)
             | Self::Network(_)

@@ -117,8 +117,6 @@ fn followed(root_namespace: &str) -> impl Iterator<Item = Follow> {
         | Kind::HorizontalPodAutoscaler
         | Kind::PodDisruptionBudget
         | Kind::ReferenceGrant => None,
-        // Nothing is made of them yet.
-        Kind::Telemetry => None,
         Kind::ConfigMap => {
             let name = wellknown::MESH_CONFIG;
             let fields = format!("metadata.namespace={root_namespace},metadata.name={name}");

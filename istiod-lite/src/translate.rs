@@ -11,6 +11,7 @@ pub mod policy;
 pub mod ports;
 pub mod route;
 pub mod service;
+pub mod telemetry;
 pub mod waypoint;
 pub mod workload;
 

@@ -65,3 +65,51 @@ package! {
     /// `culvert.waypoint`: what a waypoint does with a service's traffic.
     waypoint = "culvert.waypoint"
 }
+
+/// `opentelemetry`: OTLP, as far as it is sent. Its packages name each other by their places.
+#[allow(
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    clippy::large_futures,
+    clippy::use_self,
+    missing_docs,
+    unreachable_pub,
+    unused_qualifications,
+    reason = "generated code is not ours to style"
+)]
+pub mod opentelemetry {
+    pub mod proto {
+        pub mod common {
+            pub mod v1 {
+                tonic::include_proto!("opentelemetry.proto.common.v1");
+            }
+        }
+        pub mod resource {
+            pub mod v1 {
+                tonic::include_proto!("opentelemetry.proto.resource.v1");
+            }
+        }
+        pub mod trace {
+            pub mod v1 {
+                tonic::include_proto!("opentelemetry.proto.trace.v1");
+            }
+        }
+        pub mod logs {
+            pub mod v1 {
+                tonic::include_proto!("opentelemetry.proto.logs.v1");
+            }
+        }
+        pub mod collector {
+            pub mod trace {
+                pub mod v1 {
+                    tonic::include_proto!("opentelemetry.proto.collector.trace.v1");
+                }
+            }
+            pub mod logs {
+                pub mod v1 {
+                    tonic::include_proto!("opentelemetry.proto.collector.logs.v1");
+                }
+            }
+        }
+    }
+}

@@ -2,6 +2,8 @@
 //! Every message against bytes written out by hand from the published field
 //! numbers: a wrong number or type in a schema fails here, not in a cluster.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use proto::{ads, auth, ca, handover, security, waypoint, workload, zds};
 
@@ -761,6 +763,7 @@ fn waypoint_settings_and_policies() {
                 ..Default::default()
             }],
             explain: true,
+            telemetry: None,
             token_rules: vec![waypoint::TokenRule {
                 of: text("o"),
                 issuer: text("i"),
@@ -993,4 +996,155 @@ fn waypoint_conditions() {
         waypoint::PolicyAction::Custom as i32,
     ];
     assert_eq!(actions, [0, 2, 3]);
+}
+
+#[test]
+fn telemetry_on_its_way_to_collectors() {
+    use proto::opentelemetry::proto::{collector, common, logs, resource, trace};
+    let attribute = |value| common::v1::KeyValue {
+        key: text("k"),
+        value: Some(common::v1::AnyValue { value: Some(value) }),
+    };
+    let resource = Some(resource::v1::Resource {
+        attributes: vec![attribute(common::v1::any_value::Value::StringValue(text(
+            "v",
+        )))],
+    });
+    let span = trace::v1::Span {
+        trace_id: vec![1],
+        span_id: vec![2],
+        parent_span_id: vec![3],
+        name: text("n"),
+        kind: trace::v1::span::SpanKind::Server.into(),
+        start_time_unix_nano: 1,
+        end_time_unix_nano: 2,
+        attributes: vec![attribute(common::v1::any_value::Value::IntValue(5))],
+        status: Some(trace::v1::Status {
+            message: text("m"),
+            code: trace::v1::status::StatusCode::Error.into(),
+        }),
+    };
+    check(
+        collector::trace::v1::ExportTraceServiceRequest {
+            resource_spans: vec![trace::v1::ResourceSpans {
+                resource: resource.clone(),
+                scope_spans: vec![trace::v1::ScopeSpans { spans: vec![span] }],
+            }],
+        },
+        "0a400a0a0a080a016b12030a0176123212300a01011201022201032a016e30023901000000000000004102000000000000004a070a016b120218057a0512016d1802",
+    );
+    let record = logs::v1::LogRecord {
+        time_unix_nano: 1,
+        body: Some(common::v1::AnyValue {
+            value: Some(common::v1::any_value::Value::BoolValue(true)),
+        }),
+        attributes: vec![attribute(common::v1::any_value::Value::DoubleValue(1.0))],
+        trace_id: vec![1],
+        span_id: vec![2],
+    };
+    check(
+        collector::logs::v1::ExportLogsServiceRequest {
+            resource_logs: vec![logs::v1::ResourceLogs {
+                resource,
+                scope_logs: vec![logs::v1::ScopeLogs {
+                    log_records: vec![record],
+                }],
+            }],
+        },
+        "0a330a0a0a080a016b12030a0176122512230901000000000000002a021001320e0a016b120921000000000000f03f4a0101520102",
+    );
+}
+
+#[test]
+fn waypoint_telemetry() {
+    use waypoint::{Known, Operation, access_log::Format, custom_tag, expression::Kind};
+    let expression = |kind| waypoint::Expression { kind: Some(kind) };
+    let call = waypoint::Call {
+        operation: Operation::Equal.into(),
+        arguments: vec![
+            expression(Kind::Operand(waypoint::Operand {
+                known: Known::AnyRequestHeader.into(),
+                key: text("h"),
+            })),
+            expression(Kind::Number(1.0)),
+            expression(Kind::Text(text("t"))),
+            expression(Kind::Truth(true)),
+        ],
+    };
+    let log = |format| waypoint::AccessLog {
+        format: Some(format),
+        ..Default::default()
+    };
+    let fields = BTreeMap::from([(text("k"), text("v"))]);
+    let tag = |name: &str, value| waypoint::CustomTag {
+        name: text(name),
+        value: Some(value),
+    };
+    check(
+        waypoint::Telemetry {
+            access_logs: Some(waypoint::AccessLogs {
+                each: vec![
+                    waypoint::AccessLog {
+                        filter: Some(expression(Kind::Call(call))),
+                        collector: Some(waypoint::Collector {
+                            namespace: text("n"),
+                            hostname: text("h"),
+                            port: 1,
+                        }),
+                        attributes: fields.clone(),
+                        ..log(Format::Text(text("f")))
+                    },
+                    log(Format::Json(waypoint::JsonFormat { fields })),
+                    log(Format::Own(())),
+                ],
+            }),
+            tracing: Some(waypoint::Tracing {
+                collector: Some(waypoint::Collector {
+                    namespace: text(""),
+                    hostname: text("h"),
+                    port: 1,
+                }),
+                sampled_per_million: 2,
+                disable_reporting: true,
+                b3: true,
+                no_mesh_tags: true,
+                no_propagation: true,
+                tags: vec![
+                    tag("a", custom_tag::Value::Literal(text("l"))),
+                    tag(
+                        "b",
+                        custom_tag::Value::Header(waypoint::HeaderTag {
+                            name: text("h"),
+                            default_value: text("d"),
+                        }),
+                    ),
+                ],
+            }),
+            metrics: vec![waypoint::MetricOverride {
+                metric: text("m"),
+                disabled: Some(false),
+                removed_tags: vec![text("t")],
+                tags: [(text("u"), expression(Kind::Text(text("x"))))].into(),
+            }],
+        },
+        "0a4a0a380a212a1f080412070a050815120168120919000000000000f03f1203120174120220011a01662a080a016e120168180132060a016b1201760a0a22080a060a016b1201760a02120012260a0512016818011002180120012a060a016112016c2a0b0a01621a060a0168120164300138011a120a016d10001a017422080a01751203120178",
+    );
+}
+
+#[test]
+fn waypoint_rate_limits() {
+    let limit = waypoint::RateLimit {
+        requests: 5,
+        per: Some(prost_types::Duration {
+            seconds: 1,
+            nanos: 0,
+        }),
+        burst: 9,
+        by: Some(waypoint::rate_limit::By::Header(text("h"))),
+    };
+    let route = waypoint::HttpRoute {
+        rate_limit: Some(limit),
+        ..Default::default()
+    };
+    check(route, "320b08051202080118092a0168");
 }

@@ -102,6 +102,7 @@ fn service(routes: usize) -> Service {
         hostname: "cart.shop.svc.cluster.local".into(),
         policies: Vec::new(),
         token_rules: Vec::new(),
+        telemetry: None,
         ports: vec![port],
     };
     Service::compile(&wire).unwrap()

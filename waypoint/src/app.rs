@@ -33,6 +33,7 @@ use crate::admin;
 use crate::config::{Config, Endpoint};
 use crate::listener;
 use crate::node::node;
+use crate::otlp;
 use crate::record::Recorder;
 use crate::state::State;
 use crate::waypoint::{Parts, Waypoint};
@@ -84,6 +85,9 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
     operate(ready, listen(ports.readiness)?, "readiness", &admin_drain);
 
     let synced = follow_control_plane(&config, &state)?;
+    let worker = waypoint.workers.assign_home();
+    let exporting = otlp::run(&waypoint, worker);
+    waypoint.workers.spawn(worker, exporting);
     tokio::spawn(expire(Arc::clone(&waypoint), metrics));
     tokio::spawn(follow_policy(Arc::clone(&waypoint)));
     let mut serving = tokio::spawn(serve(

@@ -19,6 +19,7 @@ use crate::destination::Unserved;
 use crate::route;
 use crate::settings::Settings;
 use crate::state::Known;
+use crate::telemetry::Telemetry;
 use crate::token::{self, Accepted, BadToken};
 
 /// What policies look at of a connection.
@@ -112,6 +113,15 @@ impl Rules {
     fn policies(&self) -> impl Iterator<Item = &Policy> + Clone {
         let own = self.service.iter().flat_map(|service| service.policies());
         self.settings.policies.iter().chain(own)
+    }
+
+    /// What is told of requests.
+    pub fn telemetry(&self) -> Option<&Arc<Telemetry>> {
+        let own = self
+            .service
+            .as_ref()
+            .and_then(|service| service.telemetry.as_ref());
+        own.or(self.settings.telemetry.as_ref())
     }
 
     /// What the tokens of a request say, which its head is made to tell the endpoint.

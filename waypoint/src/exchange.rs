@@ -3,6 +3,8 @@
 //!
 //! It begins with the request's head and ends with the last byte of its answer, or with whatever else ends it.
 
+mod telling;
+
 use std::hash::{Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,6 +22,8 @@ use crate::endpoints::{Begun, Chosen, Using};
 use crate::failure::{Failure, Flag};
 use crate::messages::{Messages, Received};
 use crate::record::{Decided, End, Ends, Labels, Recorder, Security, Seen, ServiceNames};
+use crate::telemetry::{Changed, Changes};
+use telling::Telling;
 
 /// Label sets whose metrics stay at hand on each worker.
 const CACHED_LABEL_SETS: usize = 4096;
@@ -96,6 +100,8 @@ struct Key {
     code: u16,
     flag: &'static str,
     grpc_status: Option<u8>,
+    /// What is told otherwise than by default.
+    changed: Option<Changed>,
 }
 
 /// By what differs most: equal keys are found in few steps, and to hash all of their names costs more than that.
@@ -175,18 +181,29 @@ impl Requests {
             more.push(("grpc_response_status", status));
         }
         let metrics = &self.metrics;
-        key.labels.with(&more, |labels| Counted {
-            requests: metrics.counter("istio_requests_total", labels),
-            milliseconds: metrics.histogram("istio_request_duration_milliseconds", labels),
-            request_bytes: metrics.histogram("istio_request_bytes", labels),
-            response_bytes: metrics.histogram("istio_response_bytes", labels),
-            messages: key.grpc.then(|| {
-                let names = [
-                    "istio_request_messages_total",
-                    "istio_response_messages_total",
-                ];
-                names.map(|name| metrics.counter(name, labels))
-            }),
+        let changed = key.changed.as_ref();
+        key.labels.with(&more, |labels| {
+            let counter = |name| {
+                let of = |labels: &[(&str, &str)]| metrics.counter(name, labels);
+                Changes::apply(changed, name, labels, of).unwrap_or_else(Counter::noop)
+            };
+            let histogram = |name| {
+                let of = |labels: &[(&str, &str)]| metrics.histogram(name, labels);
+                Changes::apply(changed, name, labels, of).unwrap_or_else(Histogram::noop)
+            };
+            Counted {
+                requests: counter("istio_requests_total"),
+                milliseconds: histogram("istio_request_duration_milliseconds"),
+                request_bytes: histogram("istio_request_bytes"),
+                response_bytes: histogram("istio_response_bytes"),
+                messages: key.grpc.then(|| {
+                    let names = [
+                        "istio_request_messages_total",
+                        "istio_response_messages_total",
+                    ];
+                    names.map(counter)
+                }),
+            }
         })
     }
 }
@@ -219,6 +236,8 @@ pub struct Exchange {
     code: u16,
     /// Why the answer is our own.
     local: Option<(Flag, Box<str>)>,
+    /// What Telemetry wants told of it; most often nothing.
+    telling: Option<Box<Telling>>,
     started_at: Instant,
     finished: bool,
 }
@@ -273,6 +292,7 @@ impl Exchange {
             messages: is_grpc.then(Messages::default),
             code: 0,
             local: None,
+            telling: None,
             started_at: Instant::now(),
             finished: false,
         })
@@ -344,6 +364,9 @@ impl Exchange {
     /// The head of the answer is known.
     pub fn answered(&mut self, status: StatusCode, headers: &HeaderMap) {
         self.code = status.as_u16();
+        if let Some(telling) = &mut self.telling {
+            telling.answered(headers);
+        }
         if self.grpc {
             self.grpc_status = grpc_status(headers);
         }
@@ -389,6 +412,7 @@ impl Exchange {
             code: self.code,
             flag: flag.as_str(),
             grpc_status: self.grpc_status,
+            changed: self.changed(flag, words.as_deref(), took),
         };
         let counted = self.recorder.requests().counted(self.worker, &key);
         counted.requests.increment(1);
@@ -406,7 +430,7 @@ impl Exchange {
         if self.recorder.watchers().are_there() {
             self.show(flag, words.as_deref(), took);
         }
-        self.log(flag, words.as_deref(), received, took.as_millis());
+        self.tell(flag, words.as_deref(), took);
     }
 
     /// To those who look on.
@@ -435,7 +459,8 @@ impl Exchange {
         });
     }
 
-    fn log(&self, flag: Flag, words: Option<&str>, received: u64, milliseconds: u128) {
+    /// The waypoint's own line.
+    fn log(&self, flag: Flag, words: Option<&str>, took: Duration) {
         let service = self.labels.service.as_ref().map(|names| &*names[0]);
         let to = &self.labels.destination;
         tracing::event!(
@@ -464,9 +489,9 @@ impl Exchange {
                 dry_run = self.decided.dry_run.as_deref(),
                 audit = self.decided.audit.as_deref(),
                 attempts = (self.attempts > 1).then_some(self.attempts),
-                bytes_recv = received,
+                bytes_recv = self.received.bytes(),
                 bytes_sent = self.sent,
-                duration = format!("{milliseconds}ms"),
+                duration = format!("{}ms", took.as_millis()),
                 request_id = self.request_id.as_deref(),
                 user_agent = self.user_agent.as_deref(),
                 x_forwarded_for = self.forwarded_for.as_deref(),

@@ -163,6 +163,14 @@ impl Flag {
             Self::FaultInjected => "FI",
         }
     }
+
+    /// Whether somebody may not do what was asked for: that is never kept quiet.
+    pub fn is_refusal(self) -> bool {
+        matches!(
+            self,
+            Self::Denied | Self::ExternalAuthorization | Self::Identity | Self::RateLimited
+        )
+    }
 }
 
 impl Failure {

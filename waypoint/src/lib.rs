@@ -67,6 +67,10 @@ pub mod exchange;
 pub mod failure;
 pub mod messages;
 pub mod record;
+pub mod telemetry;
+pub mod trace;
+
+pub mod otlp;
 
 pub mod node;
 pub mod state;

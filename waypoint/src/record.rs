@@ -6,9 +6,11 @@
 mod decisions;
 mod labels;
 mod refusals;
+mod telling;
 mod watch;
 
 use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -28,6 +30,8 @@ pub use self::watch::{Filter, Seen, Watchers, Wish};
 use crate::authz::Decision;
 use crate::exchange::{self, Requests};
 use crate::failure::{Failure, Flag};
+use crate::otlp::Exporters;
+use crate::telemetry::{Changed, Changes, Telemetry};
 use crate::token::BadToken;
 
 /// Label sets whose counters stay at hand on each worker.
@@ -81,11 +85,12 @@ const LIMITED: (&str, &str) = (
 
 pub struct Recorder {
     metrics: Metrics,
-    cached: Handles<Labels, TcpCounters>,
+    cached: Handles<Key, TcpCounters>,
     requests: Requests,
     decisions: Decisions,
     refusals: Refusals,
     watchers: Watchers,
+    exporters: Exporters,
 }
 
 /// What came of a question to an authorizer.
@@ -120,6 +125,45 @@ pub struct Ends {
     pub authority: Arc<str>,
 }
 
+/// What counters are told apart by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Key {
+    labels: Labels,
+    /// What is told otherwise than by default.
+    changed: Option<Changed>,
+}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.labels.hash(state);
+    }
+}
+
+impl Key {
+    /// The counter of a connection that ended so; nothing where it isn't counted.
+    fn counter(&self, metrics: &Metrics, name: &str, flag: Flag) -> Counter {
+        let more = [
+            ("request_protocol", "tcp"),
+            ("response_flags", flag.as_str()),
+        ];
+        let of = |labels: &[(&str, &str)]| metrics.counter(name, labels);
+        let with =
+            |labels: &[(&str, &str)]| Changes::apply(self.changed.as_ref(), name, labels, of);
+        let counter = self.labels.with(&more, with);
+        counter.unwrap_or_else(Counter::noop)
+    }
+}
+
+/// What is known of a connection to an endpoint as it is opened.
+pub struct Opening {
+    pub ends: Ends,
+    /// The endpoint.
+    pub upstream: SocketAddr,
+    pub labels: Labels,
+    pub near: Near,
+    pub telemetry: Option<Arc<Telemetry>>,
+}
+
 /// The counters of one label set.
 struct TcpCounters {
     opened: Counter,
@@ -148,7 +192,8 @@ pub struct Connection {
     ends: Ends,
     /// The endpoint.
     upstream: SocketAddr,
-    labels: Labels,
+    key: Key,
+    telemetry: Option<Arc<Telemetry>>,
     near: Near,
     meter: Arc<Meter>,
     decided: Decided,
@@ -164,11 +209,17 @@ impl Recorder {
         Arc::new(Self {
             requests: Requests::new(metrics.clone(), workers),
             decisions: Decisions::new(metrics.clone(), workers),
+            exporters: Exporters::new(&metrics),
             metrics,
             cached: Handles::new(workers, CACHED_LABEL_SETS),
             refusals: Refusals::default(),
             watchers: Watchers::default(),
         })
+    }
+
+    /// What collectors are told by.
+    pub fn exporters(&self) -> &Exporters {
+        &self.exporters
     }
 
     /// Who looks on.
@@ -197,15 +248,17 @@ impl Recorder {
     }
 
     /// A connection to an endpoint that was reached.
-    pub fn open(
-        self: &Arc<Self>,
-        worker: WorkerId,
-        ends: Ends,
-        upstream: SocketAddr,
-        labels: Labels,
-        near: Near,
-    ) -> Connection {
-        let counters = self.counters(worker, &labels);
+    pub fn open(self: &Arc<Self>, worker: WorkerId, opening: Opening) -> Connection {
+        let changed = opening.changed();
+        let Opening {
+            ends,
+            upstream,
+            labels,
+            near,
+            telemetry,
+        } = opening;
+        let key = Key { labels, changed };
+        let counters = self.counters(worker, &key);
         counters.opened.increment(1);
         let (received, sent) = (Arc::clone(&counters.received), Arc::clone(&counters.sent));
         let meter = match near {
@@ -216,7 +269,8 @@ impl Recorder {
             recorder: Arc::clone(self),
             ends,
             upstream,
-            labels,
+            key,
+            telemetry,
             near,
             meter: Arc::new(meter),
             decided: Decided::default(),
@@ -320,18 +374,15 @@ impl Recorder {
         self.refusals.push(source, identity, destination, failure);
     }
 
-    fn counters(&self, worker: WorkerId, labels: &Labels) -> Arc<TcpCounters> {
-        self.cached.of(worker, labels, || {
-            let counter = |name: &str| {
-                let more = [("request_protocol", "tcp"), ("response_flags", "-")];
-                labels.with(&more, |labels| self.metrics.counter(name, labels))
-            };
+    fn counters(&self, worker: WorkerId, key: &Key) -> Arc<TcpCounters> {
+        self.cached.of(worker, key, || {
+            let counter = |name: &str| key.counter(&self.metrics, name, Flag::None);
             let counters = TcpCounters {
                 opened: counter("istio_tcp_connections_opened_total"),
                 received: Arc::new(Total(counter("istio_tcp_received_bytes_total"))),
                 sent: Arc::new(Total(counter("istio_tcp_sent_bytes_total"))),
             };
-            (labels.clone(), counters)
+            (key.clone(), counters)
         })
     }
 }
@@ -356,14 +407,9 @@ impl Connection {
             return;
         }
         let flag = result.as_ref().err().map_or(Flag::None, Failure::flag);
-        let more = [
-            ("request_protocol", "tcp"),
-            ("response_flags", flag.as_str()),
-        ];
         let metrics = &self.recorder.metrics;
-        let closed =
-            |labels: &[(&str, &str)]| metrics.counter("istio_tcp_connections_closed_total", labels);
-        self.labels.with(&more, closed).increment(1);
+        let closed = "istio_tcp_connections_closed_total";
+        self.key.counter(metrics, closed, flag).increment(1);
         let failure = result.as_ref().err();
         if let Some(failure) = failure.filter(|_| flag != Flag::None) {
             let ends = &self.ends;
@@ -372,42 +418,7 @@ impl Connection {
                 .refusals
                 .push(ends.source, Some(identity), Some(authority), failure);
         }
-        self.log(flag, failure);
-    }
-
-    fn log(&self, flag: Flag, failure: Option<&Failure>) {
-        let (received, sent) = match self.near {
-            Near::Client => (self.meter.sent(), self.meter.received()),
-            Near::Endpoint => (self.meter.received(), self.meter.sent()),
-        };
-        let to = &self.labels.destination;
-        let service = self.labels.service.as_ref().map(|names| &*names[0]);
-        let error = failure.map(Failure::to_string);
-        tracing::event!(
-            target: "access",
-            parent: None,
-            Level::INFO,
-            {
-                src.addr = %self.ends.source,
-                src.identity = self.ends.identity.as_str(),
-                src.workload = &*self.labels.source.workload,
-                dst.addr = %self.upstream,
-                dst.hbone_addr = &*self.ends.authority,
-                dst.service = service,
-                dst.workload = &*to.workload,
-                dst.identity = to.principal.as_ref().map(SpiffeId::as_str),
-                direction = "waypoint",
-                bytes_recv = received,
-                bytes_sent = sent,
-                duration = format!("{}ms", self.opened_at.elapsed().as_millis()),
-                response_flags = flag.as_str(),
-                policy = self.decided.policy.as_deref(),
-                dry_run = self.decided.dry_run.as_deref(),
-                audit = self.decided.audit.as_deref(),
-                error = error.as_deref(),
-            },
-            "connection complete"
-        );
+        self.tell(flag, failure);
     }
 }
 

@@ -123,6 +123,9 @@ impl Life<'_> {
     ) -> Result<Done, Reply> {
         framed?;
         let rules = self.rules()?;
+        if let Some(telemetry) = rules.telemetry() {
+            self.exchange.told_by(telemetry, &head.headers);
+        }
         let asked = read(&head, rules.settings.normalization)?;
         let wish = Wish::of(&mut head)?;
         let client = head.extensions.remove::<OnUpgrade>();

@@ -28,6 +28,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 
 use crate::authz::{BadPolicy, Policy};
 use crate::resilience::traffic::TrafficPolicy;
+use crate::telemetry::{self, Telemetry};
 use crate::token::{BadRule, TokenRule};
 
 pub use fault::{Abort, DirectResponse};
@@ -228,6 +229,8 @@ pub struct Service {
     ports: HashMap<u16, Port>,
     policies: Box<[Policy]>,
     tokens: Box<[TokenRule]>,
+    /// What is told of its requests; none: as the waypoint has it.
+    pub telemetry: Option<Arc<Telemetry>>,
 }
 
 /// A port of a service.
@@ -281,6 +284,7 @@ impl Service {
             ports,
             policies: policies.collect::<Result<_, _>>()?,
             tokens: tokens.collect::<Result<_, _>>()?,
+            telemetry: telemetry::compiled(service.telemetry.as_ref(), &service.hostname),
         })
     }
 

@@ -3,12 +3,15 @@
 //!
 //! In: [`proto::waypoint::Waypoint`]. Out: the same, compiled; nothing of it is used where a part is not understood.
 
+use std::sync::Arc;
+
 use proto::waypoint as wire;
 
 use crate::authorizer::{Asking, Authorizer};
 use crate::authz::{BadPolicy, Policy};
 use crate::connections::Carried;
 use crate::path::Normalization;
+use crate::telemetry::{self, Telemetry};
 use crate::token::{BadRule, TokenRule};
 
 /// What holds for all that this waypoint serves.
@@ -28,6 +31,8 @@ pub struct Settings {
     pub explain: bool,
     /// What lets nothing pass that is meant for a workload.
     pub closures: Box<[Closure]>,
+    /// What is told of all that nobody else says it of.
+    pub telemetry: Option<Arc<Telemetry>>,
 }
 
 /// What lets nothing pass.
@@ -84,6 +89,7 @@ impl Settings {
             authorizers: authorizers.collect(),
             explain: waypoint.explain,
             closures: closures.collect(),
+            telemetry: telemetry::compiled(waypoint.telemetry.as_ref(), &waypoint.name),
         })
     }
 

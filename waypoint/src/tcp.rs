@@ -22,7 +22,7 @@ use crate::destination::Destination;
 use crate::failure::{Failure, Flag};
 use crate::hello::{self, Asked, Hello};
 use crate::http::Conversation;
-use crate::record::{Connection, Decided, Labels, Near};
+use crate::record::{Connection, Decided, Labels, Near, Opening};
 use crate::route::Table;
 use crate::upstream::{self, Leg, Upstream};
 
@@ -223,9 +223,16 @@ pub async fn relay(
             service: service.map(|service| Labels::service_of(service)),
             security,
         };
-        let recorder = &waypoint.recorder;
-        let mut record =
-            recorder.open(arrival.worker, arrival.ends(), chosen.address, labels, near);
+        let facts = tracked.facts();
+        let rules = Rules::of(&waypoint.state.read(), facts.service.as_ref());
+        let opening = Opening {
+            ends: arrival.ends(),
+            upstream: chosen.address,
+            labels,
+            near,
+            telemetry: rules.ok().and_then(|rules| rules.telemetry().cloned()),
+        };
+        let mut record = waypoint.recorder.open(arrival.worker, opening);
         record.decided(decided);
         record
     };

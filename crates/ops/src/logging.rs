@@ -33,6 +33,8 @@ use sink::Sink;
 
 /// Lines that may wait for the writer.
 pub const QUEUE: usize = 10_000;
+/// Target of events whose message is a line as somebody else's format has it: nothing is written around it.
+pub const READY_MADE: &str = "access::line";
 /// Lines written with one call.
 const BATCH: usize = 256;
 /// How long lines gather after a write. Waking the writer for each costs a proxy more than making the line does.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use wire::authorizer::Protocol;
 use wire::pattern::Kind;
 
-use super::{Fields, ip, waypoint::seconds};
+use super::{Fields, ip, telemetry::telemetry, waypoint::seconds};
 
 pub(super) fn waypoint(waypoint: &wire::Waypoint) -> Value {
     let mut out = Fields::default();
@@ -37,6 +37,7 @@ pub(super) fn waypoint(waypoint: &wire::Waypoint) -> Value {
         json!({ "why": closure.why, "ports": closure.ports, "what": what })
     });
     out.add("closures", closures.collect::<Vec<_>>());
+    out.add("telemetry", waypoint.telemetry.as_ref().map(telemetry));
     out.into()
 }
 

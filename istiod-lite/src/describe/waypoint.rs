@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::{
     Fields,
     policy::{policies, token_rules},
+    telemetry::telemetry,
 };
 
 pub(super) fn service(service: &wire::Service) -> Value {
@@ -18,6 +19,7 @@ pub(super) fn service(service: &wire::Service) -> Value {
     out.add("ports", service.ports.iter().map(port).collect::<Vec<_>>());
     out.add("policies", policies(&service.policies));
     out.add("tokenRules", token_rules(&service.token_rules));
+    out.add("telemetry", service.telemetry.as_ref().map(telemetry));
     out.into()
 }
 

@@ -9,6 +9,7 @@ mod bind;
 mod bypass;
 mod entries;
 mod routes;
+mod telemetry;
 mod traffic;
 mod waypoint;
 
@@ -45,6 +46,7 @@ impl Index {
             Subject::Route(id) => self.derive_route(id),
             Subject::Rule(name) => self.derive_rule(name),
             Subject::Plugin(name) => self.derive_plugin(name),
+            Subject::Telemetry(name) => self.derive_telemetry(name),
             Subject::StaticStrict => Some(self.derive_static_strict()),
             Subject::OnlyThrough(waypoints) => self.derive_only_through(waypoints),
         };
@@ -161,7 +163,7 @@ impl Index {
             .policies
             .get(&name.name)?;
         let mut gateways = Vec::new();
-        let targets = self.found(policy, &mut gateways);
+        let targets = self.found(&policy.targets, &mut gateways);
         let stricter = policy.stricter.as_deref();
         let unasked = self.cannot_ask(policy);
         let at_waypoints =

@@ -8,6 +8,7 @@ use cluster::{Event, Kind, Object, ObjectKey, kinds};
 mod entries;
 mod policies;
 mod routes;
+mod telemetry;
 mod traffic;
 mod virtuals;
 
@@ -25,7 +26,7 @@ use crate::{
         workload_entry,
     },
     translate::{
-        authentication, destination_rule,
+        self, authentication, destination_rule,
         policy::{self as authorization, TargetKey},
         route::{self, ParentKey, Route, RouteId},
     },
@@ -109,6 +110,10 @@ impl Index {
             Object::RequestAuthentication(o) => {
                 let read = authentication::translate(o, &self.mesh.root_namespace);
                 self.set_authentication(&name, Some(take(read, &mut problems)));
+            }
+            Object::Telemetry(o) => {
+                let read = translate::telemetry::read(o, &self.mesh.root_namespace);
+                self.set_telemetry(&name, Some(take(read, &mut problems)));
             }
             Object::PeerAuthentication(o) => {
                 let facts = take(policy::read_peer_authentication(o), &mut problems);
@@ -195,6 +200,7 @@ impl Index {
             Kind::GatewayClass => self.set_class(&name.name, None),
             Kind::AuthorizationPolicy => self.set_policy(&name, None),
             Kind::RequestAuthentication => self.set_authentication(&name, None),
+            Kind::Telemetry => self.set_telemetry(&name, None),
             Kind::PeerAuthentication => self.set_peer(&name, None),
             kind @ (Kind::HTTPRoute | Kind::GRPCRoute | Kind::TLSRoute | Kind::TCPRoute) => {
                 self.set_route(&RouteId { kind, name }, None);

@@ -33,6 +33,7 @@ use crate::{
         destination_rule::DestinationRule,
         policy::{Policy, TargetKey},
         route::{Host, ParentKey, Route, RouteId},
+        telemetry::Telemetry,
     },
 };
 
@@ -58,6 +59,8 @@ pub(super) struct World {
     pub(super) authentications_by_target: HashMap<TargetKey, BTreeSet<NamespacedName>>,
     /// The keys of token issuers as they were fetched, or why there are none.
     pub(super) key_sets: BTreeMap<KeySource, Result<String, String>>,
+    /// Telemetries, whatever they are for.
+    pub(super) telemetries: BTreeMap<NamespacedName, Telemetry>,
     /// Routes by what they are for.
     pub(super) routes_by_parent: HashMap<ParentKey, BTreeSet<RouteId>>,
     /// Routes by the Kubernetes services that they lead to.

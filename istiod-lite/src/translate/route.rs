@@ -35,7 +35,7 @@ use crate::facts::{NamespacedName, service::ServicePort};
 
 pub(crate) use hosts::{closeness, is_exported, names_of, pattern};
 pub use reference::{Parent, ParentKey, Reference, Unresolved};
-pub(crate) use values::{fraction, is_token};
+pub(crate) use values::{expression, fraction, is_token};
 pub(crate) use virtual_service::delegates;
 pub use virtual_service::{Connections, Ordered, Scoped, Virtual};
 

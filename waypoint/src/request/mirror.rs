@@ -34,7 +34,9 @@ impl Life<'_> {
             } else {
                 sent.copied()
             };
-            send(self.conversation, target, head.clone(), copy);
+            let mut head = head.clone();
+            self.exchange.propagate_to_copy(&mut head.headers);
+            send(self.conversation, target, head, copy);
         }
     }
 }

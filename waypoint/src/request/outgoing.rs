@@ -61,6 +61,7 @@ impl Life<'_> {
         let headers = &mut head.headers;
         hygiene::remove_hop_by_hop(headers);
         self.introduce(headers);
+        self.exchange.propagate(headers);
         if let Some(forward) = forward {
             forward.edit_request(headers);
         }

@@ -27,6 +27,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use waypoint::config::{Limits, Own};
 use waypoint::listener;
+use waypoint::otlp;
 use waypoint::record::Recorder;
 use waypoint::route;
 use waypoint::settings::Settings;
@@ -103,6 +104,9 @@ impl World {
             },
             draining,
         }));
+        let home = waypoint.workers.assign_home();
+        let exporting = otlp::run(&waypoint, home);
+        waypoint.workers.spawn(home, exporting);
         let listener = TcpListener::bind((LOCAL, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let process = Arc::clone(&waypoint);
@@ -269,6 +273,7 @@ impl World {
             }],
             policies,
             token_rules: Vec::new(),
+            telemetry: None,
         };
         let service = route::Service::compile(&message).unwrap();
         let key = NamespacedHostname::new("shop", host(name));
@@ -300,6 +305,14 @@ impl World {
         opened
             .map(|opened| opened.0)
             .map_err(|error| error.to_string())
+    }
+
+    /// What is told of everything, but for services that say otherwise.
+    pub(crate) fn tell_by(&self, telemetry: &wire::Telemetry) {
+        self.state.update_settings(Some(Settings {
+            telemetry: waypoint::telemetry::compiled(Some(telemetry), "wp"),
+            ..Settings::default()
+        }));
     }
 
     /// The process itself.

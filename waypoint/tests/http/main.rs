@@ -6,6 +6,7 @@
 mod harness;
 
 mod authorizers;
+mod collectors;
 mod drain;
 mod framing;
 mod networks;

@@ -195,10 +195,15 @@ pub struct ProviderReference {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Tracing {
+    pub r#match: Option<LogSelector>,
     pub providers: Vec<ProviderReference>,
     pub random_sampling_percentage: Option<f64>,
     pub disable_span_reporting: Option<bool>,
     pub custom_tags: BTreeMap<String, serde_json::Value>,
+    /// Whether spans say which workloads are concerned; true when absent.
+    pub enable_istio_tags: Option<bool>,
+    pub disable_context_propagation: Option<bool>,
+    pub use_request_id_for_trace_sampling: Option<bool>,
     #[serde(flatten)]
     pub unknown_fields: UnknownFields,
 }

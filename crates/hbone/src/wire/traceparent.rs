@@ -23,6 +23,19 @@ impl TraceParent {
         }
     }
 
+    /// The same, whether it is to be recorded.
+    pub fn sampled(self, sampled: bool) -> Self {
+        Self {
+            flags: self.flags & !1 | u8::from(sampled),
+            ..self
+        }
+    }
+
+    /// Whether it is to be recorded.
+    pub fn is_sampled(&self) -> bool {
+        self.flags & 1 == 1
+    }
+
     /// The trace's id.
     pub fn trace(&self) -> u128 {
         self.trace

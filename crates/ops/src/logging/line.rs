@@ -50,6 +50,15 @@ where
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let mut fields = Fields::default();
         event.record(&mut fields);
+        if event.metadata().target() == super::READY_MADE {
+            let text = fields.message + "\n";
+            // The receiver lives as long as the process does.
+            let _ = self.lines.send(Line::Text {
+                text,
+                repeats: None,
+            });
+            return;
+        }
         let mut spans = Vec::new();
         if let Some(scope) = context.event_scope(event) {
             for span in scope.from_root() {

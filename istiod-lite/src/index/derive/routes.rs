@@ -77,6 +77,7 @@ impl Index {
         let name = workload::host_key(namespace, hostname);
         let each = waypoints.into_iter().map(|waypoint| {
             let mut own = message.clone();
+            own.telemetry = self.telemetry_for(waypoint, Some(&target));
             for closed in self.closed_by_plugins(Some(parent), waypoint) {
                 closed.close(&mut own);
             }

@@ -11,7 +11,7 @@ use crate::{
     facts::gateway::Readiness,
     status::policies::{self, Found},
     translate::{
-        policy::{Policy, TargetKey},
+        policy::{Policy, Target, TargetKey},
         route::{ParentKey, serving::Closed},
         waypoint::Binding,
     },
@@ -74,6 +74,7 @@ impl Index {
             explain: gateway.explains,
             token_rules,
             closures: closures.map(Closed::message).collect(),
+            telemetry: self.telemetry_for(name, None),
         };
         Some(Derived {
             served: vec![(
@@ -99,13 +100,13 @@ impl Index {
         ))
     }
 
-    /// What becomes of each of a policy's references.
+    /// What becomes of each of an object's references.
     pub(super) fn found(
         &self,
-        policy: &Policy,
+        targets: &[Target],
         gateways: &mut Vec<NamespacedName>,
     ) -> Vec<policies::Target> {
-        let each = policy.targets.iter().map(|target| policies::Target {
+        let each = targets.iter().map(|target| policies::Target {
             words: target.words.clone(),
             found: match &target.key {
                 Ok(key) => self.find_target(key, gateways),

@@ -121,7 +121,11 @@ impl Index {
             let targeted = self.world.policies_by_target.values().flatten().cloned();
             self.dirty.extend(targeted.map(Subject::Policy));
         }
+        let tells = self.world.mesh_config.providers != config.providers;
         self.world.mesh_config = config;
+        if tells {
+            self.mark_telemetry();
+        }
         let gateways = self.world.gateways_by_class.values().flatten().cloned();
         self.dirty.extend(gateways.map(Subject::Waypoint));
         let with_entries = self.world.namespaces.iter();

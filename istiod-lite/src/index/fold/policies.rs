@@ -163,14 +163,15 @@ impl Index {
         }
     }
 
-    /// Marks what is said of the policies that are for something.
+    /// Marks what is said of the policies and Telemetries that are for something.
     pub(in crate::index) fn mark_policies_for(&mut self, target: &TargetKey) {
         let named = self.world.policies_by_target.get(target);
         let named = named.into_iter().flatten().cloned();
         self.dirty.extend(named.map(Subject::Policy));
+        self.mark_telemetries_for(|key| key == target);
     }
 
-    /// Marks what is said of the policies that are for anything in a namespace.
+    /// Marks what is said of the policies and Telemetries that are for anything in a namespace.
     pub(in crate::index) fn mark_policies_into(&mut self, namespace: &str) {
         let of = |target: &TargetKey| match target {
             TargetKey::Gateway(name) | TargetKey::Service(name) | TargetKey::Entry(name) => {
@@ -183,6 +184,7 @@ impl Index {
             .filter(|(target, _)| of(target))
             .flat_map(|(_, names)| names);
         self.dirty.extend(named.cloned().map(Subject::Policy));
+        self.mark_telemetries_for(of);
     }
 
     /// Marks the workloads that a policy's selector chooses: in the root namespace, those

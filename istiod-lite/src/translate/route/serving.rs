@@ -173,6 +173,7 @@ pub fn service(served: Served<'_>, resolver: &impl Resolver) -> wire::Service {
         ports: ports.collect(),
         policies: served.policies.clone(),
         token_rules: served.token_rules.clone(),
+        telemetry: None,
     }
 }
 

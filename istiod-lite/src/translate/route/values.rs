@@ -106,7 +106,7 @@ pub(super) fn is_header_value(text: &str) -> bool {
 }
 
 /// Whether an expression can be used, as the waypoint will: as a whole, on bytes, with ASCII classes.
-pub(super) fn expression(text: &str) -> Result<(), String> {
+pub(crate) fn expression(text: &str) -> Result<(), String> {
     let compile = |text: &str| {
         let compiled = RegexBuilder::new(text)
             .unicode(false)

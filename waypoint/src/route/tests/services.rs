@@ -18,6 +18,7 @@ fn service(ports: Vec<(u32, Vec<RouteTable>)>) -> Service {
         ports: ports.into_iter().map(port).collect(),
         policies: Vec::new(),
         token_rules: Vec::new(),
+        telemetry: None,
     };
     Service::compile(&wire).unwrap()
 }
@@ -80,6 +81,7 @@ fn resources_that_say_nothing_certain_are_refused() {
             ports: vec![port],
             policies: Vec::new(),
             token_rules: Vec::new(),
+            telemetry: None,
         };
         change(&mut wire);
         Service::compile(&wire).unwrap_err().to_string()
