@@ -27,6 +27,7 @@ fuzz_target!(|data: &[u8]| {
         trust_domain: Default::default(),
         root_namespace: "istio-system".into(),
         auto_allocate: Some(Default::default()),
+        dry_run_at_ztunnels: true,
     });
     let applied = objects.values().cloned().map(Event::Applied);
     let made = index.apply(applied).resources;
@@ -38,6 +39,7 @@ fuzz_target!(|data: &[u8]| {
         trust_domain: Default::default(),
         root_namespace: "istio-system".into(),
         auto_allocate: Some(Default::default()),
+        dry_run_at_ztunnels: true,
     });
     let mut last = BTreeMap::new();
     for object in objects.values().rev() {

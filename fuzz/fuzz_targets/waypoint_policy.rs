@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use libfuzzer_sys::fuzz_target;
 use prost::Message as _;
 use spiffe::SpiffeId;
-use waypoint::authz::{Access, Request, Template, decide, remote_ip};
+use waypoint::authz::{Access, Request, ServerName, Template, decide, remote_ip};
 use waypoint::settings::Settings;
 
 fuzz_target!(|data: &[u8]| {
@@ -61,12 +61,14 @@ fn ask(settings: &Settings, identity: &SpiffeId, text: &str) {
         destination_ips: &[peer],
         destination_port: 80,
         trust_domains: &settings.trust_domains,
+        server_name: ServerName::Absent,
         request: Some(Request {
             method,
             authority,
             path,
             headers: &headers,
             token: None,
+            doubt: None,
         }),
     };
     let policies = settings.policies.iter();
@@ -76,9 +78,12 @@ fn ask(settings: &Settings, identity: &SpiffeId, text: &str) {
         decide(policies.clone(), &access),
         "the same twice"
     );
-    let bytes = Access {
-        request: None,
-        ..access
-    };
-    let _ = decide(policies, &bytes);
+    for server_name in [ServerName::Unseen, ServerName::Named(authority)] {
+        let bytes = Access {
+            request: None,
+            server_name,
+            ..access
+        };
+        let _ = decide(policies.clone(), &bytes);
+    }
 }

@@ -116,6 +116,7 @@ fn asked(head: &[u8], service: Option<&Service>) {
                 path: &normal,
                 query: target.query,
                 headers: &headers,
+                claims: None,
             };
             match twice(|rng| table.answer(&request, NOW, rng)) {
                 Answer::Forward(forward) => forwarded(&forward, &headers),

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What operators see: readiness, metrics, what is served to whom, what is wrong.
 
+mod policy;
+
 use std::{collections::BTreeMap, sync::Arc};
 
 use http::StatusCode;
@@ -42,13 +44,16 @@ pub fn debug(
     asked: Asked,
     connections: Arc<Connections>,
 ) -> Routes {
-    let dumped = state.clone();
+    let (dumped, tried) = (state.clone(), state.clone());
     monitoring
         .get("/debug/config_dump", move |request| {
             config_dump(&dumped, &request)
         })
         .get("/debug/connections", move |_| json(&connections.reports()))
         .get("/debug/ca", move |_| json(&asked.report()))
+        .post("/debug/policy", move |request| {
+            policy::page(&tried, &request)
+        })
         .get("/debug/problems", move |_| json(&problems(&state)))
 }
 

@@ -73,6 +73,10 @@ pub struct Arguments {
     /// Where their IPv6 addresses are taken from [PILOT_IP_AUTOALLOCATE_IPV6_PREFIX; 2001:2::/48]
     #[arg(long)]
     auto_allocate_v6: Option<String>,
+    /// Whether ztunnels are told of policies in dry run, which those of Istio before 1.29 would enforce
+    /// [AMBIENT_ENABLE_DRY_RUN_AUTHORIZATION_POLICY; true]
+    #[arg(long)]
+    dry_run_at_ztunnels: Option<String>,
     /// Service accounts that may ask for the identities of their node's pods, as
     /// namespace/name, separated by commas [CA_TRUSTED_NODE_ACCOUNTS; <root namespace>/ztunnel]
     #[arg(long)]
@@ -228,6 +232,12 @@ impl Config {
         let cluster_id = reader.text(&a.cluster_id, "CLUSTER_ID", "Kubernetes");
         let cluster_domain = reader.text(&a.domain, "CLUSTER_DOMAIN", "cluster.local");
         let auto_allocate = reader.auto_allocate(a);
+        let dry_run_at_ztunnels = reader.parsed(
+            &a.dry_run_at_ztunnels,
+            "dry-run-at-ztunnels",
+            "AMBIENT_ENABLE_DRY_RUN_AUTHORIZATION_POLICY",
+            "true",
+        );
         let state = reader.required(&a.state, "state", "STATE_DIR");
         let token_authority = reader.token_authority(a, source.as_ref());
         let audiences = reader.list(&a.audience, "audience", "TOKEN_AUDIENCES", "istio-ca");
@@ -285,6 +295,7 @@ impl Config {
                 trust_domain,
                 root_namespace: root,
                 auto_allocate,
+                dry_run_at_ztunnels: dry_run_at_ztunnels == Some(true),
             },
             authority: AuthorityConfig {
                 state: state.into(),

@@ -19,6 +19,7 @@ mod networks;
 mod selection;
 mod sharing;
 mod told;
+mod tried;
 mod world;
 
 use std::{

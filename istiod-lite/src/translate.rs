@@ -36,6 +36,8 @@ pub struct Mesh {
     /// Where the addresses of ServiceEntries that name none are taken from; they get
     /// none where this is absent.
     pub auto_allocate: Option<Ranges>,
+    /// Whether ztunnels are told of policies in dry run. Old ones of Istio's would enforce them.
+    pub dry_run_at_ztunnels: bool,
 }
 
 /// Where addresses for hosts that have none are taken from.

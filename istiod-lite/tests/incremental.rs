@@ -21,6 +21,7 @@ fn mesh() -> Mesh {
         trust_domain: Default::default(),
         root_namespace: "root".into(),
         auto_allocate: None,
+        dry_run_at_ztunnels: true,
     }
 }
 

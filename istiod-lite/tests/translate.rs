@@ -21,6 +21,7 @@ fn mesh() -> Mesh {
         trust_domain: Default::default(),
         root_namespace: "istio-system".into(),
         auto_allocate: Some(Ranges::default()),
+        dry_run_at_ztunnels: true,
     }
 }
 

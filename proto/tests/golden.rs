@@ -990,6 +990,7 @@ fn waypoint_conditions() {
     assert_eq!(Attribute::DestinationPort as i32, 8);
     assert_eq!(Attribute::Host as i32, 9);
     assert_eq!(Attribute::Claim as i32, 16);
+    assert_eq!(Attribute::ServerName as i32, 17);
     let actions = [
         waypoint::PolicyAction::Allow as i32,
         waypoint::PolicyAction::Audit as i32,

@@ -21,12 +21,21 @@ use proto::waypoint::{
 };
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
+use waypoint::authz::{self, Access, ServerName};
 use waypoint::hygiene;
+use waypoint::memory::OfService;
 use waypoint::path::{self, Normalization};
 use waypoint::route::{Answer, Request, Service, Table};
 use waypoint::session::UnixTime;
 
-const CASES: [(&str, usize); 2] = [("request-1", 1), ("request-1000", 1000)];
+/// Its name, and what does it so many times.
+type Case = (&'static str, fn(usize));
+
+const CASES: [Case; 3] = [
+    ("request-1", |times| requests(1, times)),
+    ("request-1000", |times| requests(1000, times)),
+    ("remember-request", memories),
+];
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -34,12 +43,12 @@ fn main() -> ExitCode {
         .first()
         .and_then(|word| CASES.iter().find(|(name, _)| name == word));
     let times = words.get(1).and_then(|word| word.parse().ok());
-    let (Some((_, routes)), Some(times)) = (case, times) else {
+    let (Some((_, work)), Some(times)) = (case, times) else {
         let names = CASES.map(|(name, _)| name).join(" | ");
         eprintln!("waypoint_instructions CASE TIMES, where CASE is {names}");
         return ExitCode::FAILURE;
     };
-    requests(*routes, times);
+    work(times);
     ExitCode::SUCCESS
 }
 
@@ -136,6 +145,7 @@ fn requests(routes: usize, times: usize) {
             path: &path,
             query: target.query,
             headers,
+            claims: None,
         };
         let table = service.port(80).and_then(|port| port.table("shop"));
         let Some(Table::Http(table)) = table else {
@@ -143,5 +153,32 @@ fn requests(routes: usize, times: usize) {
         };
         let answer = table.answer(&request, UnixTime(0), &mut rng);
         assert!(matches!(black_box(answer), Answer::Forward(_)));
+    }
+}
+
+/// One kind of request after the other, as a service with eight paths remembers them.
+fn memories(times: usize) {
+    let identity = "spiffe://cluster.local/ns/shop/sa/client".parse().unwrap();
+    let paths: Vec<String> = (0..8).map(|at| format!("/app-{at}/things")).collect();
+    let headers = HeaderMap::new();
+    let memory = OfService::default();
+    for path in paths.iter().cycle().take(times) {
+        memory.note(&Access {
+            identity: black_box(&identity),
+            source_ip: [10, 1, 0, 1].into(),
+            remote_ip: [10, 1, 0, 1].into(),
+            destination_ips: &[],
+            destination_port: 80,
+            trust_domains: &[],
+            server_name: ServerName::Absent,
+            request: Some(authz::Request {
+                method: "GET",
+                authority: "cart.shop.svc.cluster.local",
+                path: black_box(path),
+                headers: &headers,
+                token: None,
+                doubt: None,
+            }),
+        });
     }
 }

@@ -2,6 +2,8 @@
 //! What an operator can ask the process: what it believes, what it logs, and to end. The routes of the admin port (15000,
 //! loopback only).
 
+mod dry_run;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +19,7 @@ use crate::config::Config;
 use crate::endpoints::Out;
 use crate::record::{Refusal, Wish};
 use crate::route::Service;
+use crate::token::TokenRule;
 use crate::waypoint::Waypoint;
 
 const INDEX: &str = "<!DOCTYPE html><title>waypoint</title><ul>\
@@ -24,6 +27,8 @@ const INDEX: &str = "<!DOCTYPE html><title>waypoint</title><ul>\
 <li><a href=\"/debug/rules\">debug/rules</a>: what the rules of routes and policies did\
 <li><a href=\"/debug/requests?seconds=10\">debug/requests</a>: requests as they end, one line each; \
 ?method=, path= (its beginning), status= (404, 5xx), source=, service=, slower_than_ms=, limit=, seconds=\
+<li><a href=\"/debug/dry-run\">debug/dry-run</a>: what policies in dry run would have done in the last minutes; \
+POST tries out another one\
 <li><a href=\"/debug/drain\">debug/drain</a>: what is still open\
 <li>POST /logging?level=...: log level\
 <li>POST /quitquitquit: graceful shutdown</ul>\n";
@@ -54,6 +59,7 @@ pub fn routes(shown: Shown, logs: Logs, shutdown: Shutdown) -> Routes {
     let quit = shutdown.clone();
     let waypoint = Arc::clone(&shown.waypoint);
     let (by_rule, looked_at) = (Arc::clone(&waypoint), Arc::clone(&waypoint));
+    let tried = Arc::clone(&waypoint);
     let limit = shown.drain_deadline;
     Routes::new()
         .any("/", |_| {
@@ -65,6 +71,9 @@ pub fn routes(shown: Shown, logs: Logs, shutdown: Shutdown) -> Routes {
         })
         .get("/debug/requests", move |request| {
             requests(&looked_at, &request)
+        })
+        .any("/debug/dry-run", move |request| {
+            dry_run::page(&tried, &request)
         })
         .post("/logging", move |request| logging(&logs, &request))
         .any("/logging", |_| {
@@ -152,7 +161,10 @@ fn config_dump(shown: &Shown) -> AdminResponse {
         let problems = service.problems();
         problems.map(|(rule, problem)| format!("{rule}: {problem}"))
     });
-    let problems = problems.collect();
+    let settings = known.settings.iter().flat_map(|held| &held.tokens);
+    let tokens = known.served.values().flat_map(|service| service.tokens());
+    let keys = settings.chain(tokens).flat_map(TokenRule::problems);
+    let problems = problems.chain(keys).collect();
     json(&Dump {
         mesh: mesh::dump::Dump::of(&known.mesh),
         served: served

@@ -6,14 +6,14 @@
 //! each connection whose bytes nobody looks into. Policies of the endpoints are their own nodes' to enforce.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use http::{HeaderMap, request};
 use mesh::{Connection, NamespacedHostname, PolicySet, Store, Workload};
 use mesh::{Decision as Passage, DenyReason};
 use spiffe::SpiffeId;
 
-use crate::authz::{self, Access, Decision, Policy, Request, RuleRef};
+use crate::authz::{self, Access, Custom, Decision, Policy, Request, ServerName};
 use crate::connections::Carried;
 use crate::destination::Unserved;
 use crate::route;
@@ -34,18 +34,13 @@ pub struct Facts {
     pub destination_ips: Arc<[IpAddr]>,
     /// The service that was meant; nothing where a workload was.
     pub service: Option<NamespacedHostname>,
+    /// Which server the client's TLS asks for, once somebody has looked: none, or this one.
+    pub server_name: OnceLock<Option<Box<str>>>,
 }
 
 /// The policies that the waypoint's own pod names, and those names that are not known.
 pub fn policies(mesh: &Store, pod: &Workload) -> PolicySet {
-    let mut set = PolicySet::default();
-    for key in &pod.authorization_policies {
-        match mesh.policy(key) {
-            Some(policy) => set.add(policy),
-            None => set.missing.push(key.clone()),
-        }
-    }
-    set
+    mesh.policies_named_by(pod)
 }
 
 /// What becomes of a connection.
@@ -63,6 +58,7 @@ pub fn decide(policies: &PolicySet, facts: &Facts) -> Verdict {
         &Connection {
             source_ip: facts.source_ip,
             identity: Some(&facts.identity),
+            caller: None,
             destination: facts.destination,
         },
     );
@@ -142,11 +138,18 @@ impl Rules {
         self.policies().next().is_none()
     }
 
+    /// Whether they ask which server a TLS client wants.
+    pub fn look_at_server_names(&self) -> bool {
+        self.policies().any(Policy::looks_at_server_names)
+    }
+
     /// What rules look at of a request.
     pub fn asking<'r>(&'r self, facts: &'r Facts, request: Request<'r>) -> Access<'r> {
         Access {
             remote_ip: self.remote_ip(facts, request.headers),
             request: Some(request),
+            // A tunnel names none.
+            server_name: ServerName::Absent,
             ..self.carrying(facts)
         }
     }
@@ -160,6 +163,11 @@ impl Rules {
             destination_ips: &facts.destination_ips,
             destination_port: facts.destination.port(),
             trust_domains: &self.settings.trust_domains,
+            server_name: match facts.server_name.get() {
+                None => ServerName::Unseen,
+                Some(None) => ServerName::Absent,
+                Some(Some(name)) => ServerName::Named(name),
+            },
             request: None,
         }
     }
@@ -169,7 +177,7 @@ impl Rules {
     }
 
     /// Who has to be asked first, and the rules that say so.
-    pub fn custom(&self, access: &Access<'_>) -> impl Iterator<Item = (RuleRef<'_>, &str)> {
+    pub fn custom<'r>(&'r self, access: &Access<'_>) -> impl Iterator<Item = Custom<'r>> {
         authz::custom(self.policies(), access)
     }
 
@@ -186,7 +194,8 @@ impl Rules {
             return Err(why.into());
         }
         let access = self.carrying(facts);
-        if let Some((by, authorizer)) = self.custom(&access).next() {
+        let custom = self.custom(&access).find(|custom| !custom.dry_run);
+        if let Some(Custom { by, authorizer, .. }) = custom {
             let why = self.settings.asking(authorizer).err();
             let why = why.unwrap_or("it can be asked about requests only");
             return Err(format!("denied by {by}: authorizer {authorizer:?}: {why}").into());

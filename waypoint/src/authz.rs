@@ -12,9 +12,10 @@
 //!          else ─► denied
 //! ```
 //!
-//! What marks a policy as dry run takes it out of all this; what would come of it is told beside the decision. Where no
+//! What marks a policy as dry run takes it out of all this; what would come of it is told beside the decision. Whom such a
+//! CUSTOM policy names is asked all the same. Where no
 //! request is seen, an ALLOW rule that asks for something of a request matches nothing, and any other rule goes by the
-//! rest of its conditions.
+//! rest of its conditions; so it is with the server that a TLS client asks for, where nobody looked.
 
 mod condition;
 mod decide;
@@ -32,7 +33,7 @@ use serde_json::{Map, Value};
 use spiffe::SpiffeId;
 
 use self::condition::Condition;
-pub use self::decide::{Decision, RuleRef, Verdict, custom, decide};
+pub use self::decide::{Custom, Decision, RuleRef, Verdict, custom, decide, verdict};
 pub(crate) use self::pattern::{Case, Pattern};
 pub use self::remote::remote_ip;
 pub use self::template::Template;
@@ -52,8 +53,19 @@ pub struct Access<'r> {
     pub destination_port: u16,
     /// Trust domains that stand for each other.
     pub trust_domains: &'r [Box<str>],
+    pub server_name: ServerName<'r>,
     /// Nothing where bytes are carried unread.
     pub request: Option<Request<'r>>,
+}
+
+/// Which server a client asks for whose TLS is not ended here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServerName<'r> {
+    /// Nobody has looked.
+    Unseen,
+    /// It names none, or does not begin with TLS.
+    Absent,
+    Named(&'r str),
 }
 
 /// What rules look at of a request.
@@ -67,6 +79,15 @@ pub struct Request<'r> {
     pub headers: &'r HeaderMap,
     /// Of a token that was verified.
     pub token: Option<Token<'r>>,
+    /// Where headers and token are not known any more: what is taken for them.
+    pub doubt: Option<Doubt>,
+}
+
+/// In whose favour a rule is read of which not all can be said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Doubt {
+    ForPassing,
+    AgainstPassing,
 }
 
 /// What is known from a token that was verified.
@@ -103,6 +124,8 @@ struct Rule {
     clauses: Box<[Clause]>,
     /// Whether it asks for anything of a request.
     of_requests: bool,
+    /// Whether it asks which server a TLS client wants.
+    of_server_names: bool,
 }
 
 /// Matches, of which one has to hold: conditions that all do.
@@ -179,6 +202,11 @@ impl Policy {
         self.rules.len()
     }
 
+    /// Whether it asks which server a TLS client wants.
+    pub fn looks_at_server_names(&self) -> bool {
+        self.rules.iter().any(|rule| rule.of_server_names)
+    }
+
     fn matching(&self, access: &Access<'_>) -> Option<&Rule> {
         let mut rules = self.rules.iter();
         rules.find(|rule| rule.matches(self.action, access))
@@ -195,19 +223,28 @@ impl Rule {
         let clause = |clause: &wire::PolicyClause| clause.matches.iter().map(matching).collect();
         let clauses = rule.clauses.iter().map(clause);
         let clauses = clauses.collect::<Result<Box<[Clause]>, String>>()?;
-        let mut conditions = clauses.iter().flatten().flatten();
+        let conditions = || clauses.iter().flatten().flatten();
         Ok(Self {
             index: rule.index,
-            of_requests: conditions.any(Condition::is_of_requests),
+            of_requests: conditions().any(Condition::is_of_requests),
+            of_server_names: conditions().any(Condition::is_of_server_names),
             clauses,
         })
     }
 
     fn matches(&self, action: Action, access: &Access<'_>) -> bool {
-        if self.of_requests && access.request.is_none() && action == Action::Allow {
+        let unseen = self.of_requests && access.request.is_none()
+            || self.of_server_names && access.server_name == ServerName::Unseen;
+        if unseen && action == Action::Allow {
             return false;
         }
-        let holds = |conditions: &[Condition]| conditions.iter().all(|one| one.holds(access));
+        // What is in doubt holds where that serves whom the doubt is in favour of.
+        let doubt = access.request.and_then(|request| request.doubt);
+        let doubtful = doubt.map(|doubt| (doubt == Doubt::ForPassing) == (action == Action::Allow));
+        let holds = |conditions: &[Condition]| {
+            let mut conditions = conditions.iter();
+            conditions.all(|one| one.holds(access, doubtful))
+        };
         let mut clauses = self.clauses.iter();
         clauses.all(|clause| clause.iter().any(|conditions| holds(conditions)))
     }

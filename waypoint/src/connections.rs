@@ -121,6 +121,7 @@ mod tests {
             destination: ([10, 0, 0, 2], port).into(),
             destination_ips: [[10, 0, 0, 2].into()].into(),
             service: None,
+            server_name: std::sync::OnceLock::new(),
         };
         let (kept, ended) = (connections.track(facts(1)), connections.track(facts(2)));
         ended.carries_bytes();

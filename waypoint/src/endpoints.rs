@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use mesh::{Endpoint, Seen, Service, Standings};
 use rand::Rng;
+use spiffe::SpiffeId;
 use tracing::warn;
 
 use self::carried::Carried;
@@ -66,6 +67,8 @@ pub struct Asked<'a> {
     pub pin: Option<Pin>,
     /// Endpoints that failed already.
     pub tried: &'a [Endpoint],
+    /// The client, unless this waypoint asks for itself.
+    pub speaks_for: Option<&'a SpiffeId>,
 }
 
 /// An endpoint that is avoided now.
@@ -91,6 +94,20 @@ impl Endpoints {
     /// # Errors
     /// Says why nobody can take it.
     pub fn choose(
+        &self,
+        known: &Known,
+        own: &Own,
+        asked: Asked<'_>,
+        rng: &mut impl Rng,
+    ) -> Result<Choice, Failure> {
+        let choice = self.one(known, own, asked, rng)?;
+        Ok(match asked.speaks_for {
+            Some(client) => choice.speaking_for(client, known, own),
+            None => choice,
+        })
+    }
+
+    fn one(
         &self,
         known: &Known,
         own: &Own,

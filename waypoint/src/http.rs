@@ -33,6 +33,7 @@ use crate::destination::Destination;
 use crate::detect::{self, Spoken};
 use crate::failure::Failure;
 use crate::listener::Arrival;
+use crate::memory::OfService;
 use crate::request;
 use crate::upstream::Version;
 use crate::waypoint::Waypoint;
@@ -64,6 +65,8 @@ pub struct Conversation {
     /// As it was when the connection came: what is said of its routes is looked up anew for each request.
     pub destination: Destination,
     pub tracked: Tracked,
+    /// Where it is noted what is asked for; nothing of what is meant for no service.
+    pub memory: Option<Arc<OfService>>,
     introduction: OnceLock<Introduction>,
 }
 
@@ -83,11 +86,14 @@ impl Conversation {
         destination: Destination,
         tracked: Tracked,
     ) -> Self {
+        let service = destination.service();
+        let memory = service.and_then(|service| waypoint.memory.of(&service.key()));
         Self {
             waypoint,
             arrival,
             destination,
             tracked,
+            memory,
             introduction: OnceLock::new(),
         }
     }

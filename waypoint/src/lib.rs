@@ -62,6 +62,7 @@ pub mod session;
 pub mod resilience;
 
 pub mod connections;
+pub mod memory;
 
 pub mod exchange;
 pub mod failure;

@@ -6,7 +6,7 @@
 //! served; all else is answered with a status, and log, metric and admin view say why.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use hbone::wire::{Authority, ConnectRequest, Forwarded, MalformedRequest};
@@ -233,6 +233,7 @@ impl Arrival {
             destination,
             destination_ips: [destination.ip()].into(),
             service: None,
+            server_name: OnceLock::new(),
         }
     }
 

@@ -131,11 +131,15 @@ impl Life<'_> {
         let client = head.extensions.remove::<OnUpgrade>();
 
         let body = Upward::new(body, Arc::clone(self.exchange.received()));
-        let mut body = self.ask(&rules, &mut head, &asked, body).await?;
+        let (mut body, tried) = self.ask(&rules, &mut head, &asked, body).await?;
         let token = self.authenticate(&rules, &mut head, &asked)?;
-        self.authorize(&rules, (&head, &asked), token.as_ref())?;
+        self.authorize(&rules, (&head, &asked), token.as_ref(), tried)?;
         let port = self.port()?;
-        let answer = self.route(port.as_ref().map(PortNow::get), &head, &asked);
+        let answer = self.route(
+            port.as_ref().map(PortNow::get),
+            (&head, &asked),
+            token.as_ref(),
+        );
         let taken = match answer.as_ref().and_then(Answer::rule) {
             Some(rule) => self.limit(rule, &head.headers)?,
             None => None,
@@ -182,6 +186,7 @@ impl Life<'_> {
             deadlines: timeouts.begin(begun),
             pin: forward.as_ref().and_then(|forward| forward.pin),
             key,
+            speaks_for: Some(&self.conversation.arrival.identity),
         };
         let (mut response, answered) = attempts.run(asked, &mut self.exchange).await?;
 

@@ -25,6 +25,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use serde_json::{Map, Value};
 
 use crate::authz::{BadPolicy, Policy};
 use crate::resilience::traffic::TrafficPolicy;
@@ -54,6 +55,8 @@ pub struct Request<'r> {
     pub query: Option<&'r str>,
     /// All others. A condition on `host` looks at the authority.
     pub headers: &'r HeaderMap,
+    /// Of a token that was verified.
+    pub claims: Option<&'r Map<String, Value>>,
 }
 
 /// What becomes of a request.

@@ -2,8 +2,8 @@
 //! A connection whose bytes are nobody's business here: pick an endpoint, connect, relay.
 //!
 //! The client's proxy hears 200 only once an endpoint was reached: what can't be connected is refused, not cut. But for
-//! connections that are routed by their TLS server name: to hear it, they have to be let in first, and are reset if nothing
-//! comes of them.
+//! connections that are routed or judged by their TLS server name: to hear it, they have to be let in first, and are reset
+//! if nothing comes of them.
 
 mod secured;
 
@@ -23,7 +23,7 @@ use crate::failure::{Failure, Flag};
 use crate::hello::{self, Asked, Hello};
 use crate::http::Conversation;
 use crate::record::{Connection, Decided, Labels, Near, Opening};
-use crate::route::Table;
+use crate::route::{Protocol, Table};
 use crate::upstream::{self, Leg, Upstream};
 
 /// How long a client may take to say which server it wants.
@@ -34,18 +34,17 @@ pub async fn serve(conversation: &Conversation, mut incoming: Box<Incoming>) {
     let Conversation {
         waypoint, arrival, ..
     } = conversation;
-    let decided = match may_carry(conversation) {
-        Ok(decided) => decided,
+    let (decided, looks) = match begun(conversation) {
+        Ok(begun) => begun,
         Err(failure) => {
             waypoint.recorder.refuse(&arrival.ends(), &failure);
             return incoming.reject(failure.status());
         }
     };
-    let client = arrival.identity.namespace();
-    let meant = &conversation.destination;
-    if let Some(Table::Tls(_)) = meant.port().and_then(|port| port.table(client)) {
-        return Box::pin(by_name(conversation, incoming, decided)).await;
-    }
+    let decided = match (decided, looks) {
+        (Some(decided), Looks::Not) => decided,
+        (decided, _) => return Box::pin(by_name(conversation, incoming, decided)).await,
+    };
     // Boxed: large, and over soon, while what follows lives for days.
     let connected = Box::pin(async {
         let destination = destination(conversation, None, &mut rand::rng())?;
@@ -70,8 +69,46 @@ pub async fn serve(conversation: &Conversation, mut incoming: Box<Incoming>) {
     }
 }
 
-/// A connection that goes where its TLS server name leads.
-async fn by_name(conversation: &Conversation, incoming: Box<Incoming>, decided: Decided) {
+/// Whether the client's first message is looked into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Looks {
+    Not,
+    /// Routes go by the server that it asks for.
+    ToRoute,
+    /// So do policies, which can say nothing before.
+    BeforeDeciding,
+}
+
+fn looks(conversation: &Conversation) -> Result<Looks, Failure> {
+    let client = conversation.arrival.identity.namespace();
+    let Some(port) = conversation.destination.port() else {
+        return Ok(Looks::Not);
+    };
+    let is_routed = matches!(port.table(client), Some(Table::Tls(_)));
+    if !is_routed && port.protocol != Protocol::Tls {
+        return Ok(Looks::Not);
+    }
+    let facts = conversation.tracked.facts();
+    let rules = Rules::of(&conversation.waypoint.state.read(), facts.service.as_ref())?;
+    Ok(match (rules.look_at_server_names(), is_routed) {
+        (true, _) => Looks::BeforeDeciding,
+        (false, true) => Looks::ToRoute,
+        (false, false) => Looks::Not,
+    })
+}
+
+/// What can be decided before the client says anything.
+fn begun(conversation: &Conversation) -> Result<(Option<Decided>, Looks), Failure> {
+    let looks = looks(conversation)?;
+    let decided = match looks {
+        Looks::BeforeDeciding => None,
+        Looks::ToRoute | Looks::Not => Some(may_carry(conversation)?),
+    };
+    Ok((decided, looks))
+}
+
+/// A connection of which it is looked for which server its client's TLS asks for.
+async fn by_name(conversation: &Conversation, incoming: Box<Incoming>, decided: Option<Decided>) {
     let Conversation {
         waypoint, arrival, ..
     } = conversation;
@@ -92,11 +129,20 @@ async fn by_name(conversation: &Conversation, incoming: Box<Incoming>, decided: 
             let words = format!("it did not begin with TLS within {HELLO:?}");
             Err(Failure::ClientTls(words.into()))
         })?;
-        let destination = destination(conversation, asked.server.as_deref(), &mut rand::rng())?;
-        upstream::connect(waypoint, arrival, &destination).await
+        // Only this sets it.
+        let _first = conversation.tracked.facts().server_name.set(asked.server);
+        let decided = match decided {
+            Some(decided) => decided,
+            None => may_carry(conversation)?,
+        };
+        let name = conversation.tracked.facts().server_name.get();
+        let name = name.and_then(Option::as_deref);
+        let destination = destination(conversation, name, &mut rand::rng())?;
+        let upstream = upstream::connect(waypoint, arrival, &destination).await?;
+        Ok((upstream, decided))
     };
     match Box::pin(connected).await {
-        Ok(upstream) => {
+        Ok((upstream, decided)) => {
             let heard = Heard {
                 near: near.freeze(),
                 ..Heard::default()
@@ -133,6 +179,9 @@ pub fn may_carry(conversation: &Conversation) -> Result<Decided, Failure> {
     tracked.carries_bytes();
     let facts = tracked.facts();
     let rules = Rules::of(&waypoint.state.read(), facts.service.as_ref())?;
+    if let Some(memory) = &conversation.memory {
+        memory.note(&rules.carrying(facts));
+    }
     if rules.is_empty() {
         return Ok(Decided::default());
     }

@@ -30,6 +30,8 @@ const SPACE_DELIMITED: [&str; 2] = ["scope", "permission"];
 /// Whose tokens are taken, and where they are looked for.
 #[derive(Debug)]
 pub struct TokenRule {
+    /// The object that it is from, "namespace/name".
+    of: Box<str>,
     issuer: Box<str>,
     /// One has to be among the token's; none: all are taken.
     audiences: Box<[Box<str>]>,
@@ -78,6 +80,7 @@ impl TokenRule {
         });
         let texts = |texts: &[String]| texts.iter().map(|text| text.as_str().into()).collect();
         Ok(Self {
+            of: rule.of.as_str().into(),
             issuer: rule.issuer.as_str().into(),
             audiences: texts(&rule.audiences),
             keys: Keys::read(&rule.keys, &rule.no_keys),
@@ -91,9 +94,11 @@ impl TokenRule {
         })
     }
 
-    /// Why its keys can't be used; none where they can.
-    pub fn problem(&self) -> Option<&str> {
-        self.keys.problem()
+    /// Why keys of it can't be used, naming object and issuer; for log and admin view.
+    pub fn problems(&self) -> impl Iterator<Item = String> {
+        let Self { of, issuer, .. } = self;
+        let each = self.keys.problems();
+        each.map(move |why| format!("RequestAuthentication {of}, issuer {issuer:?}, jwks: {why}"))
     }
 }
 
@@ -192,6 +197,14 @@ impl TokenRule {
         }
         claims
     }
+}
+
+/// What stands at the end of a way through claims, from the outside in.
+pub fn claim<'c, S: AsRef<str>>(claims: &'c Map<String, Value>, way: &[S]) -> Option<&'c Value> {
+    let (first, rest) = way.split_first()?;
+    let first = claims.get(first.as_ref())?;
+    rest.iter()
+        .try_fold(first, |found, step| found.get(step.as_ref()))
 }
 
 /// A browser's question about cross-origin requests carries no token.

@@ -89,6 +89,7 @@ pub async fn connect(
                 key,
                 pin: None,
                 tried: &tried,
+                speaks_for: Some(&arrival.identity),
             };
             let endpoints = &waypoint.endpoints;
             endpoints.choose(&known, &waypoint.own, wanted, &mut rand::rng())
@@ -210,10 +211,13 @@ async fn way_to(
                 limit: CONNECT_TIMEOUT,
             }),
         },
-        Way::Tunnel { expected } => {
+        Way::Tunnel { expected, caller } => {
             let address = SocketAddr::new(to.ip(), PORT);
             let key = tunnel_key(waypoint, expected, address);
-            let request = request(arrival, destination, Authority::from(to));
+            let request = ConnectRequest {
+                caller: caller.clone(),
+                ..request(arrival, destination, Authority::from(to))
+            };
             let pool = waypoint.worker(arrival.worker).tunnels();
             let opened = pool.open(&key, &Directly, request).await;
             let (stream, _peer) = opened.map_err(Failure::Tunnel)?;

@@ -16,6 +16,7 @@ use crate::connections::{Carried, Connections};
 use crate::destination::own_workload;
 use crate::endpoints::{Endpoints, Observed};
 use crate::hostnames::Hostnames;
+use crate::memory::Memory;
 use crate::pool::HttpPool;
 use crate::rate_limit::Buckets;
 use crate::record::Recorder;
@@ -45,6 +46,7 @@ pub struct Waypoint {
     pub hostnames: Hostnames,
     pub tls: Configs,
     pub rate_limits: Buckets,
+    pub memory: Memory,
     mirrors: Arc<Semaphore>,
     bodies: Arc<Semaphore>,
     per_worker: Box<[PerWorker]>,
@@ -93,6 +95,7 @@ impl Waypoint {
             hostnames: Hostnames::default(),
             tls: Configs::default(),
             rate_limits: Buckets::default(),
+            memory: Memory::default(),
             mirrors: Arc::new(Semaphore::new(MOST_COPIES)),
             bodies: Arc::new(Semaphore::new(MOST_HELD)),
         }
@@ -137,7 +140,9 @@ impl Waypoint {
         for worker in &self.per_worker {
             worker.http.expire();
         }
-        self.endpoints.expire(&self.state.read());
+        let known = self.state.read();
+        self.endpoints.expire(&known);
+        self.memory.expire(&known.mesh);
     }
 
     /// Closes the idle connections of a destination, on all workers, to make room for another.

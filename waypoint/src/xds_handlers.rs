@@ -17,6 +17,7 @@ use xds::{Handler, Rejection, Resource};
 use crate::route::Service;
 use crate::settings::Settings;
 use crate::state::State;
+use crate::token::TokenRule;
 
 /// So many resources are decoded and taken in together: connections read what is known in between.
 const AT_ONCE: usize = 1024;
@@ -75,10 +76,18 @@ impl Handler for Whole {
 fn settings(resource: &Resource) -> Result<Settings, String> {
     let message = <proto::waypoint::Waypoint as prost::Message>::decode(&*resource.body);
     let message = message.map_err(|error| format!("Waypoint: {error}"))?;
-    Settings::compile(&message).map_err(|error| {
+    let settings = Settings::compile(&message).map_err(|error| {
         let (namespace, name) = (&message.namespace, &message.name);
         format!("Waypoint {namespace}/{name}: {error}")
-    })
+    })?;
+    tell_unused_keys(&settings.tokens);
+    Ok(settings)
+}
+
+fn tell_unused_keys(rules: &[TokenRule]) {
+    for problem in rules.iter().flat_map(TokenRule::problems) {
+        warn!(problem, "keys of an issuer are not used");
+    }
 }
 
 impl Handler for Addresses {
@@ -156,6 +165,7 @@ fn compile(resource: &Resource) -> Result<Service, String> {
     for (rule, problem) in service.problems() {
         warn!(%rule, problem, "a rule can't be honoured: what it matches is answered 500");
     }
+    tell_unused_keys(service.tokens());
     Ok(service)
 }
 

@@ -16,22 +16,24 @@ use std::time::Instant;
 
 use hbone::hot::{Frames, Records, Requests};
 use hbone::wire::{Baggage, ConnectRequest, Forwarded, TraceParent, WorkloadKind};
-use mesh::{LocalConfig, Seen, Standings, Store};
+use mesh::{LocalConfig, Recent, Seen, Standings, Store};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use ztunnel::config::Socks5;
+use ztunnel::connections::InboundFacts;
 use ztunnel::route;
 
 /// Its name, and what does it so many times.
 type Case = (&'static str, fn(usize));
 
-const CASES: [Case; 6] = [
+const CASES: [Case; 7] = [
     ("record-16k", |times| records(16 << 10, times)),
     ("record-64", |times| records(64, times)),
     ("frames-64", frames),
     ("connect-request", requests),
     ("route", routes),
     ("authorize", decisions),
+    ("remember", memories),
 ];
 
 fn main() -> ExitCode {
@@ -82,6 +84,7 @@ fn requests(times: usize) {
         }),
         traceparent: Some(TraceParent::new(0x1234_5678_9abc_def0, 7)),
         network: None,
+        caller: None,
     };
     let mut requests = Requests::new();
     for _ in 0..times {
@@ -174,9 +177,31 @@ fn decisions(times: usize) {
             &mesh::Connection {
                 source_ip: [10, 1, 0, 120].into(),
                 identity: Some(&identity),
+                caller: None,
                 destination: ([10, 1, 0, 0], 8080).into(),
             },
         );
         assert!(decision.is_allowed(), "{decision:?}");
     }
+}
+
+/// One kind of connection after the other, as a pod with eight clients remembers them.
+fn memories(times: usize) {
+    let facts = |client: u8| InboundFacts {
+        source_ip: [10, 1, 0, client].into(),
+        identity: Some(
+            format!("spiffe://cluster.local/ns/shop/sa/account-{client}")
+                .parse()
+                .unwrap(),
+        ),
+        claimed: None,
+        destination: ([10, 1, 1, 1], 8080).into(),
+    };
+    let all: Vec<InboundFacts> = (0..8).map(facts).collect();
+    let mut recent = Recent::new();
+    for facts in all.iter().cycle().take(times) {
+        let facts = black_box(facts);
+        recent.note(1, facts, |known| known == facts, || facts.clone());
+    }
+    assert!(recent.lately(1).count() <= all.len());
 }

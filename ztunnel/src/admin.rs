@@ -2,9 +2,11 @@
 //! What an operator can ask the process: what it believes, what it logs, where its time goes, and to end.
 //!
 //! In: the parts whose state is shown. Out: the routes of the admin port (15000, loopback only). Paths and answers are
-//! those of Istio's ztunnel; `/debug/drain` is ours.
+//! those of Istio's ztunnel; `/debug/drain`, `/debug/dry-run` and `/debug/explain` are ours.
 
+mod dry_run;
 mod dump;
+mod explain;
 mod heap;
 pub mod pprof_format;
 mod profile;
@@ -34,6 +36,9 @@ const INDEX: &str = "<!DOCTYPE html><title>ztunnel</title><ul>\
 <li><a href=\"/debug/pprof/heap\">debug/pprof/heap</a>: what holds memory, for pprof\
 <li><a href=\"/debug/pprof/heap/profiling\">debug/pprof/heap/profiling</a>: whether that is recorded; ?activate=true, false\
 <li><a href=\"/debug/drain\">debug/drain</a>: what is still open\
+<li><a href=\"/debug/explain?source=NAMESPACE/POD&destination=SERVICE&port=PORT\">debug/explain</a>: what would become of a connection\
+<li><a href=\"/debug/dry-run\">debug/dry-run</a>: what policies in dry run would have done in the last minutes; \
+POST tries out another one\
 <li>POST /logging?level=...: log level\
 <li>POST /quitquitquit: graceful shutdown</ul>\n";
 
@@ -60,6 +65,8 @@ pub struct Shown {
 pub fn routes(shown: Shown, logs: Logs, shutdown: Shutdown) -> Routes {
     let quit = shutdown.clone();
     let proxies = Arc::clone(&shown.proxies);
+    let tried = Arc::clone(&shown.proxies);
+    let asked = shown.clone();
     let limit = shown.drain_deadline;
     Routes::new()
         .any("/", |_| {
@@ -82,6 +89,12 @@ pub fn routes(shown: Shown, logs: Logs, shutdown: Shutdown) -> Routes {
                 shutdown.start();
             }
             json(&Drain::of(&shutdown, &proxies, limit))
+        })
+        .get("/debug/explain", move |request| {
+            explain::page(&asked, &request)
+        })
+        .any("/debug/dry-run", move |request| {
+            dry_run::page(&tried, &request)
         })
         .any_async("/debug/pprof/profile", profile::cpu)
         .any_async("/debug/pprof/heap", |_| heap::profile())

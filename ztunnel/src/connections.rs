@@ -18,18 +18,26 @@ use spiffe::SpiffeId;
 use ops::workers::WorkerId;
 
 /// What policies decide on.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct InboundFacts {
     pub source_ip: IpAddr,
     pub identity: Option<SpiffeId>,
+    /// For whom the peer says that it speaks. It counts while the peer is a waypoint of the pod.
+    pub claimed: Option<SpiffeId>,
     pub destination: SocketAddr,
 }
 
 impl InboundFacts {
-    pub fn connection(&self) -> mesh::Connection<'_> {
+    /// As policies see it; `vouches` says whether the peer may speak for others.
+    pub fn connection(&self, vouches: impl FnOnce(&SpiffeId) -> bool) -> mesh::Connection<'_> {
+        let identity = self.identity.as_ref();
         mesh::Connection {
             source_ip: self.source_ip,
-            identity: self.identity.as_ref(),
+            identity,
+            caller: self
+                .claimed
+                .as_ref()
+                .filter(|_| identity.is_some_and(vouches)),
             destination: self.destination,
         }
     }
@@ -222,6 +230,7 @@ mod tests {
         Some(InboundFacts {
             source_ip: [10, 0, 0, 1].into(),
             identity: None,
+            claimed: None,
             destination,
         })
     }

@@ -38,7 +38,9 @@ pub mod endpoints;
 pub mod hostnames;
 
 pub mod connections;
+pub mod explain;
 pub mod limits;
+pub mod trial;
 
 pub mod failure;
 pub mod record;

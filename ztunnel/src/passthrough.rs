@@ -80,6 +80,7 @@ async fn connection(
     let facts = InboundFacts {
         source_ip: peer.ip(),
         identity: None,
+        claimed: None,
         destination,
     };
     let view = ConnectionView {

@@ -21,8 +21,8 @@ use std::time::Duration;
 
 use capture::Netns;
 use identity::{CertificateError, CertificateSource, Certificates, WorkloadCertificate};
-use mesh::Workload;
 use mesh::workload::TunnelProtocol;
+use mesh::{Recent, Workload};
 use ops::serve::Arrivals;
 use ops::shutdown::{DrainSignal, Shutdown};
 use parking_lot::Mutex;
@@ -43,7 +43,7 @@ use self::entrance::Entrance;
 pub use self::local_pods::LocalPods;
 pub use self::proxies::{PodState, Proxies, Remaining};
 use crate::config::{Baggage, DecisionLog, InPod, SameNode, Socks5, Tcp};
-use crate::connections::Connections;
+use crate::connections::{Connections, InboundFacts};
 use crate::dns::{self, Resolver};
 use crate::endpoints::Endpoints;
 use crate::failure::Failure;
@@ -159,6 +159,8 @@ pub struct PodProxy {
     pools: Box<[OnceLock<hbone::Pool>]>,
     /// How much connections to a destination have carried.
     pub habits: Habits,
+    /// What was decided on lately.
+    recent: Mutex<Recent<InboundFacts>>,
     /// For as long as they are accepted from.
     listeners: Mutex<Vec<(Entrance, Arc<TcpListener>)>>,
     home: WorkerId,
@@ -218,6 +220,7 @@ impl PodProxy {
             source,
             pools: (0..workers).map(|_| OnceLock::new()).collect(),
             habits: Habits::default(),
+            recent: Mutex::default(),
             listeners: Mutex::new(listeners.clone()),
             home,
             shared: Arc::clone(shared),

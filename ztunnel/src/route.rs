@@ -43,7 +43,7 @@ use crate::hostnames::HostError;
 use gateway::through_gateway;
 pub use inbound::{
     Announced, InboundRefusal, NextHop, accept_destination, candidate_services,
-    destination_service, next_hop,
+    destination_service, next_hop, vouches,
 };
 use unresolved::Place;
 pub use unresolved::Unresolved;

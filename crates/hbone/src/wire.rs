@@ -17,6 +17,7 @@ pub use traceparent::TraceParent;
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Request, Response, StatusCode, Uri};
+use spiffe::SpiffeId;
 
 /// Where workloads accept tunnels.
 pub const PORT: u16 = 15008;
@@ -25,6 +26,7 @@ const BAGGAGE: HeaderName = HeaderName::from_static("baggage");
 const FORWARDED: HeaderName = HeaderName::from_static("forwarded");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const FORWARDED_NETWORK: HeaderName = HeaderName::from_static("x-forwarded-network");
+const CALLER: HeaderName = HeaderName::from_static("x-culvert-caller");
 
 /// Longest descriptive header that is looked at, in bytes; longer ones count as absent.
 const MAX_HEADER: usize = 8 * 1024;
@@ -42,6 +44,8 @@ pub struct ConnectRequest {
     pub traceparent: Option<TraceParent>,
     /// The network of the source, where a gateway may lie between; the network without a name is one too.
     pub network: Option<String>,
+    /// Who a waypoint says that it speaks for; worth as much as whoever says so.
+    pub caller: Option<SpiffeId>,
 }
 
 /// Why a request is no CONNECT that can be served.
@@ -64,6 +68,7 @@ impl ConnectRequest {
             forwarded: None,
             traceparent: None,
             network: None,
+            caller: None,
         }
     }
 
@@ -89,6 +94,11 @@ impl ConnectRequest {
         {
             headers.insert(FORWARDED_NETWORK, value);
         }
+        if let Some(caller) = &self.caller
+            && let Ok(value) = HeaderValue::from_str(caller.as_str())
+        {
+            headers.insert(CALLER, value);
+        }
         Ok(request)
     }
 
@@ -109,6 +119,7 @@ impl ConnectRequest {
             forwarded: first_of(headers, &FORWARDED).and_then(Forwarded::parse),
             traceparent: first_of(headers, &TRACEPARENT).and_then(TraceParent::parse),
             network: first_of(headers, &FORWARDED_NETWORK).map(str::to_owned),
+            caller: only(headers, &CALLER).and_then(|caller| caller.parse().ok()),
         })
     }
 }
@@ -144,6 +155,13 @@ fn all_of<'h>(
 /// The first header of a name, if it is ASCII and not too long.
 fn first_of<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h str> {
     headers.get(name).and_then(readable)
+}
+
+/// The header of a name that decides something: of two, neither is taken.
+fn only<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h str> {
+    let mut values = headers.get_all(name).iter();
+    let first = values.next()?;
+    values.next().is_none().then(|| readable(first)).flatten()
 }
 
 fn readable(value: &HeaderValue) -> Option<&str> {

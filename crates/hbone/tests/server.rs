@@ -54,6 +54,7 @@ async fn headers_arrive_and_the_answer_describes_the_destination() {
         }),
         traceparent: Some(TraceParent::new(1, 2)),
         network: Some("other".into()),
+        caller: Some(id("caller")),
     };
     let opened = mesh.pool.open(&mesh.key, &mesh.dial, request.clone());
     let (_stream, info) = soon(opened).await.unwrap();

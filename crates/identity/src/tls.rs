@@ -107,6 +107,20 @@ pub fn provider() -> Arc<CryptoProvider> {
     Arc::clone(&PROVIDER)
 }
 
+/// What two ends of the mesh agree on, as both prefer it, in words.
+pub fn preferred() -> String {
+    let provider = provider();
+    let suite = provider.cipher_suites.first();
+    let group = provider.kx_groups.first();
+    let suite = suite.map(|suite| format!("{:?}", suite.suite()));
+    let group = group.map(|group| format!("{:?}", group.name()));
+    format!(
+        "TLS 1.3, {}, {}",
+        suite.unwrap_or_default(),
+        group.unwrap_or_default()
+    )
+}
+
 /// The name to hand to rustls where a peer has no DNS name; never sent.
 pub fn server_name() -> ServerName<'static> {
     ServerName::IpAddress(IpAddr::V4(Ipv4Addr::from([0, 0, 0, 0])))

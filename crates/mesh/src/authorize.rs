@@ -15,7 +15,9 @@ use std::sync::Arc;
 
 use spiffe::SpiffeId;
 
-use crate::policy::{Action, Clause, Enforcement, Match, Policy, Rule, Values};
+use crate::policy::{
+    Action, Clause, Enforcement, Match, Policy, Rule, ServiceAccountMatch, StringMatch, Values,
+};
 
 /// The policies that concern one workload.
 #[derive(Debug, Clone, Default)]
@@ -40,6 +42,27 @@ impl PolicySet {
         }
     }
 
+    /// As it would be if a policy were enforced, in place of the one of its name if that is there.
+    #[must_use]
+    pub fn trying(&self, policy: &Policy) -> Self {
+        let mut set = self.clone();
+        let is_other =
+            |held: &Arc<Policy>| (&held.namespace, &held.name) != (&policy.namespace, &policy.name);
+        for list in [&mut set.deny, &mut set.allow, &mut set.dry_run] {
+            list.retain(is_other);
+        }
+        set.add(&Arc::new(Policy {
+            enforcement: Enforcement::Enforced,
+            ..policy.clone()
+        }));
+        set
+    }
+
+    /// Those that are evaluated and logged only.
+    pub fn in_dry_run(&self) -> &[Arc<Policy>] {
+        &self.dry_run
+    }
+
     /// The policies in it: DENY, ALLOW, then those in dry run.
     pub fn names(&self) -> impl Iterator<Item = PolicyName> + '_ {
         let all = self.deny.iter().chain(&self.allow).chain(&self.dry_run);
@@ -62,6 +85,9 @@ pub struct Connection<'a> {
     pub source_ip: IpAddr,
     /// Who the peer has proven to be; nobody on a plaintext connection.
     pub identity: Option<&'a SpiffeId>,
+    /// For whom a peer speaks that may: the client of the destination's own waypoint. What rules say of a source then holds
+    /// if it holds of either, and what must not be said of it, of neither.
+    pub caller: Option<&'a SpiffeId>,
     /// Where it goes, with the application's port.
     pub destination: SocketAddr,
 }
@@ -264,7 +290,7 @@ fn canonical<'a>(connection: &Connection<'a>) -> Connection<'a> {
             connection.destination.ip().to_canonical(),
             connection.destination.port(),
         ),
-        identity: connection.identity,
+        ..*connection
     }
 }
 
@@ -313,30 +339,52 @@ fn match_matches(m: &Match, connection: &Connection<'_>) -> bool {
     if m.is_empty() {
         return false;
     }
-    let id = connection.identity;
-    let namespace = id.map_or("", SpiffeId::namespace);
     let source = connection.source_ip;
     let (destination, port) = (connection.destination.ip(), connection.destination.port());
-    let is_account = |account: &crate::policy::ServiceAccountMatch| {
-        id.is_some_and(|id| {
-            id.namespace() == &*account.namespace
-                && id.service_account() == &*account.service_account
-        })
-    };
-    let is_principal =
-        |value: &crate::policy::StringMatch| id.is_some_and(|id| value.matches(id.principal()));
-    some(&m.namespaces, |value| value.matches(namespace))
-        && none(&m.not_namespaces, |value| value.matches(namespace))
-        && some(&m.principals, is_principal)
-        && none(&m.not_principals, is_principal)
-        && some(&m.service_accounts, is_account)
-        && none(&m.not_service_accounts, is_account)
+    let peer = Party(connection.identity);
+    let caller = connection.caller.map(|caller| Party(Some(caller)));
+    (peer.is_named(m) || caller.is_some_and(|caller| caller.is_named(m)))
+        && peer.is_not_excluded(m)
+        && caller.is_none_or(|caller| caller.is_not_excluded(m))
         && some(&m.source_ips, |range| range.contains(&source))
         && none(&m.not_source_ips, |range| range.contains(&source))
         && some(&m.destination_ips, |range| range.contains(&destination))
         && none(&m.not_destination_ips, |range| range.contains(&destination))
         && some(&m.destination_ports, |value| *value == port)
         && none(&m.not_destination_ports, |value| *value == port)
+}
+
+/// Who speaks, or for whom; nobody without an identity.
+#[derive(Debug, Clone, Copy)]
+struct Party<'a>(Option<&'a SpiffeId>);
+
+impl Party<'_> {
+    fn is_named(self, m: &Match) -> bool {
+        some(&m.namespaces, |value| value.matches(self.namespace()))
+            && some(&m.principals, |value| self.is_principal(value))
+            && some(&m.service_accounts, |value| self.is_account(value))
+    }
+
+    fn is_not_excluded(self, m: &Match) -> bool {
+        none(&m.not_namespaces, |value| value.matches(self.namespace()))
+            && none(&m.not_principals, |value| self.is_principal(value))
+            && none(&m.not_service_accounts, |value| self.is_account(value))
+    }
+
+    fn namespace(&self) -> &str {
+        self.0.map_or("", SpiffeId::namespace)
+    }
+
+    fn is_principal(self, value: &StringMatch) -> bool {
+        self.0.is_some_and(|id| value.matches(id.principal()))
+    }
+
+    fn is_account(self, account: &ServiceAccountMatch) -> bool {
+        self.0.is_some_and(|id| {
+            id.namespace() == &*account.namespace
+                && id.service_account() == &*account.service_account
+        })
+    }
 }
 
 /// Whether a field that lists what must be there passes.

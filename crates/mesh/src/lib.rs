@@ -8,7 +8,7 @@
 //! ```text
 //!  wire bytes ──► batch ──► from_proto ─┐
 //!                                       ├─► workload, service, policy ──► store ──► balance    (which endpoint; standing: what failed)
-//!  local file ──► local ────────────────┘                                   ├─────► authorize  (may it pass)
+//!  local file ──► local ────────────────┘                                   ├─────► authorize  (may it pass; recent: what came lately)
 //!                                                                           └─────► dump       (what do we believe)
 //! ```
 //!
@@ -37,6 +37,8 @@ pub mod balance;
 
 pub mod authorize;
 
+pub mod recent;
+
 pub mod dump;
 
 mod intern;
@@ -52,6 +54,7 @@ pub use from_proto::ConvertError;
 pub use local::{LocalConfig, LocalConfigError};
 pub use pod_uid::PodUid;
 pub use policy::Policy;
+pub use recent::Recent;
 pub use service::Service;
 pub use standing::{Endpoint, Seen, Standings};
 pub use store::{Changes, Found, Store};

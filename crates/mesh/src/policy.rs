@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
+use spiffe::SpiffeId;
 
 /// An authorization policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,6 +36,37 @@ impl Policy {
     /// `namespace/name`, as workloads name it.
     pub fn key(&self) -> Arc<str> {
         format!("{}/{}", self.namespace, self.name).into()
+    }
+}
+
+impl Policy {
+    /// Whether it looks at who calls at all.
+    pub(crate) fn looks_at_sources(&self) -> bool {
+        self.matches().any(Match::looks_at_sources)
+    }
+
+    /// Whether it tells others apart from `one`: where all that it says of sources holds of `one`, nothing is decided by who
+    /// else there may be.
+    pub(crate) fn names_others_than(&self, one: &SpiffeId) -> bool {
+        let is_account = |value: &ServiceAccountMatch| {
+            *value.namespace == *one.namespace() && *value.service_account == *one.service_account()
+        };
+        let texts = |values: &Values<StringMatch>, text: &str| {
+            values.known.iter().all(|value| value.matches(text))
+        };
+        self.matches().any(|m| {
+            !(texts(&m.namespaces, one.namespace())
+                && texts(&m.not_namespaces, one.namespace())
+                && texts(&m.principals, one.principal())
+                && texts(&m.not_principals, one.principal())
+                && m.service_accounts.known.iter().all(is_account)
+                && m.not_service_accounts.known.iter().all(is_account))
+        })
+    }
+
+    fn matches(&self) -> impl Iterator<Item = &Match> {
+        let clauses = self.rules.iter().flat_map(|rule| &rule.clauses);
+        clauses.flat_map(|clause| &clause.matches)
     }
 }
 
@@ -138,6 +170,15 @@ impl Match {
             && self.destination_ports.is_empty()
             && self.not_destination_ports.is_empty()
             && self.unknown.is_empty()
+    }
+
+    fn looks_at_sources(&self) -> bool {
+        !(self.namespaces.is_empty()
+            && self.not_namespaces.is_empty()
+            && self.principals.is_empty()
+            && self.not_principals.is_empty()
+            && self.service_accounts.is_empty()
+            && self.not_service_accounts.is_empty())
     }
 
     /// Whether some value could not be read.

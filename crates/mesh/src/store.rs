@@ -300,6 +300,16 @@ impl Store {
         self.policies.concerning(workload)
     }
 
+    /// Those of them that it names itself, which are all that concern a waypoint.
+    pub fn policies_named_by(&self, workload: &Workload) -> PolicySet {
+        self.policies.named_by(workload)
+    }
+
+    /// Whether those policies look for more than that `one` connects, so that it matters for whom `one` speaks.
+    pub fn policies_ask_beyond(&self, workload: &Workload, one: &SpiffeId) -> bool {
+        self.policies.ask_beyond(workload, one)
+    }
+
     /// The identities that workloads of this node need certificates for.
     pub fn local_identities(&self) -> impl Iterator<Item = &SpiffeId> {
         self.identities

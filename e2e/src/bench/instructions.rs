@@ -27,15 +27,17 @@ const FIGURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/bench/instructions.j
 const PROGRAMS: [&str; 2] = ["instructions", "waypoint_instructions"];
 
 /// Each work with the program that does it and the two numbers of times.
-const CASES: [(&str, &str, u64, u64); 8] = [
+const CASES: [(&str, &str, u64, u64); 10] = [
     ("record-16k", PROGRAMS[0], 4, 36),
     ("record-64", PROGRAMS[0], 50, 550),
     ("frames-64", PROGRAMS[0], 5, 105),
     ("connect-request", PROGRAMS[0], 10, 310),
     ("route", PROGRAMS[0], 30, 630),
     ("authorize", PROGRAMS[0], 30, 630),
+    ("remember", PROGRAMS[0], 100, 2100),
     ("request-1", PROGRAMS[1], 30, 630),
     ("request-1000", PROGRAMS[1], 30, 630),
+    ("remember-request", PROGRAMS[1], 100, 2100),
 ];
 
 /// How to compare.

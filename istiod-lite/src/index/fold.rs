@@ -103,7 +103,10 @@ impl Index {
                 );
             }
             Object::AuthorizationPolicy(o) => {
-                let read = authorization::translate(o, &self.mesh.root_namespace);
+                let mut read = authorization::translate(o, &self.mesh.root_namespace);
+                if !self.mesh.dry_run_at_ztunnels {
+                    read.facts.refuse_dry_run();
+                }
                 conditions = Some(conditions_of(o.status.as_ref()));
                 self.set_policy(&name, Some(take(read, &mut problems)));
             }

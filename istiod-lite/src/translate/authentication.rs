@@ -55,6 +55,15 @@ pub enum KeyPlace {
 const PATIENCE: Duration = Duration::from_secs(5);
 const PATIENCE_MOST: Duration = Duration::from_secs(60);
 
+/// Keys of one set that waypoints use.
+const KEYS_MOST: usize = 64;
+
+/// How many keys a set holds, if it is one.
+fn keys_of(set: &str) -> Option<usize> {
+    let set: serde_json::Value = serde_json::from_str(set).ok()?;
+    set.get("keys")?.as_array().map(Vec::len)
+}
+
 impl KeySource {
     /// A set at an address.
     pub fn uri(uri: impl Into<String>, timeout: Duration) -> Self {
@@ -141,6 +150,12 @@ fn rule(written: &kinds::JwtRule, path: &str, of: &str, problems: &mut Vec<Probl
             (String::new(), Some(("issuer", issuer)))
         }
     };
+    if let Some(held) = keys_of(&keys).filter(|held| *held > KEYS_MOST) {
+        problems.push(Problem::new(
+            format!("{path}.jwks"),
+            format!("holds {held} keys, of which the first {KEYS_MOST} are used"),
+        ));
+    }
     if let Some((field, KeyPlace::Uri(uri) | KeyPlace::Issuer(uri))) = &place
         && !uri.starts_with("https://")
         && !uri.starts_with("http://")
@@ -203,4 +218,36 @@ fn rule(written: &kinds::JwtRule, path: &str, of: &str, problems: &mut Vec<Probl
         space_delimited: written.space_delimited_claims.clone(),
     };
     Rule { told, keys_from }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn keys_beyond_those_that_are_used_are_told() {
+        let problems = |count: usize| {
+            let keys = json!({"keys": vec![json!({"kty": "EC"}); count]}).to_string();
+            let written = serde_json::from_value(json!({
+                "metadata": {"name": "jwt", "namespace": "shop"},
+                "spec": {
+                    "targetRefs": [{"kind": "Service", "group": "", "name": "app"}],
+                    "jwtRules": [{"issuer": "https://a", "jwks": keys}],
+                },
+            }));
+            translate(&written.expect("an object"), "istio-system").problems
+        };
+        assert_eq!(problems(64), []);
+        let told = problems(65);
+        let told: Vec<_> = told.iter().map(|one| (&*one.field, &*one.reason)).collect();
+        assert_eq!(
+            told,
+            [(
+                "spec.jwtRules[0].jwks",
+                "holds 65 keys, of which the first 64 are used"
+            )]
+        );
+    }
 }

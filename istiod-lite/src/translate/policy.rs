@@ -61,6 +61,16 @@ pub enum Acceptance {
     Refused(String),
 }
 
+impl Policy {
+    /// Keeps ztunnels from hearing of it where it is in dry run.
+    pub fn refuse_dry_run(&mut self) {
+        if self.authorization.take_if(|sent| sent.dry_run).is_some() {
+            let reason = "ztunnels are not told of policies in dry run here";
+            self.acceptance = Acceptance::Refused(reason.to_owned());
+        }
+    }
+}
+
 /// Translates a policy.
 pub fn translate(policy: &kinds::AuthorizationPolicy, root_namespace: &str) -> Read<Policy> {
     let spec = &policy.spec;
@@ -125,6 +135,7 @@ pub fn translate(policy: &kinds::AuthorizationPolicy, root_namespace: &str) -> R
         .into(),
         action: action.into(),
         rules: compiled.rules,
+        dry_run: is_true(annotation(&policy.metadata, wellknown::DRY_RUN)),
         ..wire::Authorization::default()
     };
     let acceptance = if readable {
@@ -150,12 +161,10 @@ pub fn translate(policy: &kinds::AuthorizationPolicy, root_namespace: &str) -> R
 fn refusal(policy: &kinds::AuthorizationPolicy) -> Option<String> {
     match &policy.spec.action {
         Some(action @ (kinds::Action::Audit | kinds::Action::Custom)) => {
-            return Some(format!("ztunnel does not support the {action} action"));
+            Some(format!("ztunnel does not support the {action} action"))
         }
-        Some(kinds::Action::Allow | kinds::Action::Deny | kinds::Action::Unknown(_)) | None => {}
+        Some(kinds::Action::Allow | kinds::Action::Deny | kinds::Action::Unknown(_)) | None => None,
     }
-    let dry_run = annotation(&policy.metadata, wellknown::DRY_RUN);
-    is_true(dry_run).then(|| "ztunnel does not support dry-run policies".to_owned())
 }
 
 fn is_true(text: Option<&str>) -> bool {

@@ -6,7 +6,8 @@ use proto::waypoint as wire;
 use serde_json::Value;
 
 use super::pattern::{Block, Case, Pattern};
-use super::{Access, Action, Request};
+use super::{Access, Action, Request, ServerName};
+use crate::token;
 
 #[derive(Debug)]
 pub(super) struct Condition {
@@ -25,6 +26,7 @@ enum Attribute {
     RemoteIp(Box<[Block]>),
     DestinationIp(Box<[Block]>),
     DestinationPort(Box<[u16]>),
+    ServerName(Box<[Pattern]>),
     OfRequest(OfRequest),
 }
 
@@ -98,6 +100,7 @@ impl Condition {
                 let ports = condition.ports.iter().map(number);
                 Attribute::DestinationPort(ports.collect::<Result<_, _>>()?)
             }
+            Wire::ServerName => Attribute::ServerName(patterns(Case::Ignored)?),
             Wire::Host => Attribute::OfRequest(OfRequest::Host(patterns(Case::Ignored)?)),
             Wire::Method => Attribute::OfRequest(OfRequest::Method(texts()?)),
             Wire::Path => Attribute::OfRequest(OfRequest::Path(texts()?)),
@@ -145,12 +148,29 @@ impl Condition {
         matches!(self.attribute, Attribute::OfRequest(_))
     }
 
-    /// Whether it holds. What it asks of a request where there is none counts as fulfilled.
-    pub(super) fn holds(&self, access: &Access<'_>) -> bool {
+    /// Whether it asks which server a TLS client wants.
+    pub(super) fn is_of_server_names(&self) -> bool {
+        matches!(self.attribute, Attribute::ServerName(_))
+    }
+
+    /// Whether it holds. What it asks of a request where there is none counts as fulfilled, as what nobody has looked for; what
+    /// it asks of headers and tokens is as `doubtful` says, where that says anything.
+    pub(super) fn holds(&self, access: &Access<'_>, doubtful: Option<bool>) -> bool {
         let found = match &self.attribute {
             Attribute::OfRequest(attribute) => match &access.request {
+                Some(_) if doubtful.is_some() && attribute.is_of_headers() => {
+                    return doubtful.unwrap_or_default();
+                }
                 Some(request) => attribute.is_found(request),
                 None => return true,
+            },
+            Attribute::ServerName(patterns) => match access.server_name {
+                ServerName::Unseen => return true,
+                ServerName::Absent => false,
+                ServerName::Named(name) => {
+                    let mut patterns = patterns.iter();
+                    patterns.any(|pattern| pattern.matches(name, Case::Ignored))
+                }
             },
             attribute => attribute.is_found(access),
         };
@@ -189,12 +209,21 @@ impl Attribute {
                 ips.any(|ip| blocks.iter().any(|block| block.holds(*ip)))
             }
             Self::DestinationPort(ports) => ports.contains(&access.destination_port),
-            Self::OfRequest(_) => false,
+            Self::OfRequest(_) | Self::ServerName(_) => false,
         }
     }
 }
 
 impl OfRequest {
+    /// Whether it is about what headers say, or a token in them.
+    fn is_of_headers(&self) -> bool {
+        match self {
+            Self::Host(_) | Self::Method(_) | Self::Path(_) => false,
+            Self::Header(name, ..) => *name != http::header::HOST,
+            Self::Principal(_) | Self::Claim(..) => true,
+        }
+    }
+
     fn is_found(&self, request: &Request<'_>) -> bool {
         match self {
             Self::Host(patterns) => {
@@ -218,14 +247,8 @@ impl OfRequest {
                 })
             }
             Self::Claim(way, patterns) => {
-                let found = request.token.and_then(|token| {
-                    let (first, rest) = way.split_first()?;
-                    let mut found = token.claims.get(&**first)?;
-                    for step in rest {
-                        found = found.get(&**step)?;
-                    }
-                    Some(found)
-                });
+                let claims = request.token.map(|token| token.claims);
+                let found = claims.and_then(|claims| token::claim(claims, way));
                 match found {
                     Some(Value::String(text)) => any(patterns, text),
                     Some(Value::Array(list)) => {

@@ -51,24 +51,38 @@ pub fn decide<'p>(
     }
 }
 
-/// The CUSTOM rules that match, with the authorizers that are to be asked: all have to agree.
-pub fn custom<'p>(
-    policies: impl Iterator<Item = &'p Policy>,
-    access: &Access<'_>,
-) -> impl Iterator<Item = (RuleRef<'p>, &'p str)> {
-    policies
-        .filter(|policy| policy.action == Action::Custom && !policy.dry_run)
-        .filter_map(|policy| {
-            let rule = policy.matching(access)?;
-            let by = RuleRef {
-                policy: &policy.name,
-                rule: rule.index,
-            };
-            Some((by, &*policy.authorizer))
-        })
+/// A CUSTOM rule that matches, and who is to be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Custom<'p> {
+    pub by: RuleRef<'p>,
+    pub authorizer: &'p str,
+    /// What the authorizer says changes nothing.
+    pub dry_run: bool,
 }
 
-fn verdict<'p>(
+/// The CUSTOM rules that match, of which each authorizer has to agree; those that are tried out come last.
+pub fn custom<'p>(
+    policies: impl Iterator<Item = &'p Policy> + Clone,
+    access: &Access<'_>,
+) -> impl Iterator<Item = Custom<'p>> {
+    let all = policies.filter(|policy| policy.action == Action::Custom);
+    let enforced = all.clone().filter(|policy| !policy.dry_run);
+    let tried = all.filter(|policy| policy.dry_run);
+    enforced.chain(tried).filter_map(|policy| {
+        let rule = policy.matching(access)?;
+        Some(Custom {
+            by: RuleRef {
+                policy: &policy.name,
+                rule: rule.index,
+            },
+            authorizer: &policy.authorizer,
+            dry_run: policy.dry_run,
+        })
+    })
+}
+
+/// What policies say, whether they are tried out or not.
+pub fn verdict<'p>(
     policies: impl Iterator<Item = &'p Policy> + Clone,
     access: &Access<'_>,
 ) -> Verdict<'p> {

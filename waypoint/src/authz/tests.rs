@@ -20,6 +20,8 @@ struct Asked {
     path: &'static str,
     headers: Vec<(&'static str, &'static str)>,
     claims: Option<Map<String, Value>>,
+    server_name: ServerName<'static>,
+    doubt: Option<Doubt>,
     is_request: bool,
 }
 
@@ -34,6 +36,8 @@ impl Asked {
             path: "/a/b",
             headers: vec![("x-a", "one")],
             claims: None,
+            server_name: ServerName::Absent,
+            doubt: None,
             is_request: true,
         }
     }
@@ -54,12 +58,14 @@ impl Asked {
             destination_ips: &[self.destination.0],
             destination_port: self.destination.1,
             trust_domains: &domains,
+            server_name: self.server_name,
             request: self.is_request.then_some(Request {
                 method: self.method,
                 authority: self.authority,
                 path: self.path,
                 headers: &headers,
                 token: self.claims.as_ref().map(|claims| Token { claims }),
+                doubt: self.doubt,
             }),
         })
     }
@@ -337,15 +343,11 @@ fn what_is_tried_out_decides_nothing_and_says_what_it_would() {
         policy("c", Custom, all()),
         tried(policy("t", Custom, all())),
     ]);
-    let asked: Vec<_> =
-        Asked::new().with(|access| custom(asks.iter(), access).map(|one| one.0).collect());
-    assert_eq!(
-        asked,
-        [RuleRef {
-            policy: "shop/c",
-            rule: 0
-        }]
-    );
+    let asked: Vec<_> = Asked::new().with(|access| {
+        let asked = custom(asks.iter(), access);
+        asked.map(|one| (one.by.policy, one.dry_run)).collect()
+    });
+    assert_eq!(asked, [("shop/c", false), ("shop/t", true)]);
 }
 
 #[test]
@@ -367,6 +369,69 @@ fn where_no_request_is_seen_allow_rules_that_ask_for_one_match_nothing_and_other
         assert!(!denied(Deny, vec![method, port(81)]));
     }
     assert!(!denied(Allow, vec![port(80)]));
+}
+
+#[test]
+fn what_is_in_doubt_is_read_in_favour_of_one_side() {
+    use wire::PolicyAction::*;
+    let header = || wire::Condition {
+        key: vec!["x-a".into()],
+        ..one_of(Attribute::RequestHeader, &["one"])
+    };
+    let denied = |doubt, action, conditions: Vec<wire::Condition>| {
+        let asked = Asked {
+            doubt,
+            ..Asked::new()
+        };
+        let policies = compiled(&[policy("p", action, vec![rule(0, conditions)])]);
+        asked.with(|access| decide(policies.iter(), access).verdict.is_denied())
+    };
+    for condition in [header(), not(header())] {
+        for action in [Allow, Deny] {
+            let denied = |doubt| denied(Some(doubt), action, vec![condition.clone()]);
+            assert!(!denied(Doubt::ForPassing), "{action:?}");
+            assert!(denied(Doubt::AgainstPassing), "{action:?}");
+        }
+    }
+    // What is known decides all the same.
+    let put = || one_of(Attribute::Method, &["PUT"]);
+    for doubt in [Doubt::ForPassing, Doubt::AgainstPassing] {
+        assert!(denied(Some(doubt), Allow, vec![header(), put()]));
+        assert!(!denied(Some(doubt), Deny, vec![header(), put()]));
+    }
+    assert!(!denied(None, Allow, vec![header()]));
+}
+
+#[test]
+fn the_server_that_tls_asks_for_is_compared_where_somebody_looked() {
+    use wire::PolicyAction::*;
+    let denied = |server_name, action, condition: wire::Condition| {
+        let bytes = Asked {
+            is_request: false,
+            server_name,
+            ..Asked::new()
+        };
+        let policies = compiled(&[policy("p", action, vec![rule(0, vec![condition])])]);
+        assert!(policies[0].looks_at_server_names());
+        bytes.with(|access| decide(policies.iter(), access).verdict.is_denied())
+    };
+    let named = |texts: &[&str]| one_of(Attribute::ServerName, texts);
+    for (server_name, texts, holds) in [
+        (ServerName::Named("a.shop"), &["A.shop"][..], true),
+        (ServerName::Named("a.shop"), &["b.shop", "*.shop"], true),
+        (ServerName::Named("a.shop"), &["shop"], false),
+        (ServerName::Absent, &["*"], false),
+    ] {
+        assert_eq!(denied(server_name, Deny, named(texts)), holds);
+        assert_eq!(denied(server_name, Allow, named(texts)), !holds);
+        assert_eq!(denied(server_name, Deny, not(named(texts))), !holds);
+        assert_eq!(denied(server_name, Allow, not(named(texts))), holds);
+    }
+    // It might be any.
+    for condition in [named(&["a"]), not(named(&["a"]))] {
+        assert!(denied(ServerName::Unseen, Deny, condition.clone()));
+        assert!(denied(ServerName::Unseen, Allow, condition));
+    }
 }
 
 #[test]
@@ -603,6 +668,8 @@ fn any_asked() -> impl Strategy<Value = Asked> {
                 path,
                 headers: header.into_iter().collect(),
                 claims: None,
+                server_name: ServerName::Absent,
+                doubt: None,
                 is_request,
             },
         )

@@ -56,7 +56,11 @@ pub enum Way {
     /// It is not of the mesh.
     Plain,
     /// By a tunnel to its node's proxy, or to itself, which has to be one of these.
-    Tunnel { expected: Arc<[SpiffeId]> },
+    Tunnel {
+        expected: Arc<[SpiffeId]>,
+        /// For whom we speak, where policies there ask for that: what is carried belongs to that client alone.
+        caller: Option<SpiffeId>,
+    },
     /// By a tunnel to the gateway of its network, and another inside.
     Gateway(Arc<Gateway>),
 }
@@ -84,6 +88,18 @@ pub(super) struct Asker<'a> {
 }
 
 impl Choice {
+    /// Says for whom we speak, where that decides: it keeps the connections of clients apart that could share them otherwise.
+    pub(super) fn speaking_for(mut self, client: &SpiffeId, known: &Known, own: &Own) -> Self {
+        if let Way::Tunnel { caller, .. } = &mut self.way
+            && known
+                .mesh
+                .policies_ask_beyond(&self.workload, &own.identity)
+        {
+            *caller = Some(client.clone());
+        }
+        self
+    }
+
     /// By which its failures are remembered.
     pub fn endpoint(&self) -> Endpoint {
         Endpoint {
@@ -247,6 +263,7 @@ fn direct(workload: &Workload, service: Option<&Service>) -> Way {
         TunnelProtocol::None => Way::Plain,
         TunnelProtocol::Hbone => Way::Tunnel {
             expected: balance::identities(workload, service),
+            caller: None,
         },
     }
 }

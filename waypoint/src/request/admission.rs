@@ -11,6 +11,7 @@ use super::reply::Reply;
 use super::{Life, now};
 use crate::authorize::Rules;
 use crate::authorizer::Allowed;
+use crate::authz::{RuleRef, Verdict};
 use crate::body::AnyBody;
 use crate::connections::Carried;
 use crate::failure::{Failure, Flag};
@@ -71,12 +72,13 @@ impl Life<'_> {
         Err(Reply::limited(&failure, taken))
     }
 
-    /// Whether the request may come.
+    /// Whether the request may come. `tried` is the rule by which an authorizer that is tried out would have refused it.
     pub(super) fn authorize(
         &mut self,
         rules: &Rules,
         (head, asked): (&Parts, &Read),
         token: Option<&Accepted>,
+        tried: Option<RuleRef<'_>>,
     ) -> Result<(), Reply> {
         let Conversation {
             waypoint,
@@ -90,7 +92,13 @@ impl Life<'_> {
         }
         let request = asked.as_policies_see_it(head, token);
         let access = rules.asking(tracked.facts(), request);
-        let decision = rules.decide(&access);
+        if let Some(memory) = &self.conversation.memory {
+            memory.note(&access);
+        }
+        let mut decision = rules.decide(&access);
+        if let Some(by) = tried {
+            decision.dry_run = Some(Verdict::Denied(Some(by)));
+        }
         let decided = waypoint.recorder.decided(arrival.worker, &decision);
         if rules.settings.explain
             && let Some(words) = &decided.policy

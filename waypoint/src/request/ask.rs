@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Asks whom CUSTOM policies name, before tokens are looked at and any other policy is: all of them have to agree. What
-//! they want changed of the request is changed for whatever comes after.
+//! they want changed of the request is changed for whatever comes after. Those that policies in dry run name are asked as well,
+//! as Istio's waypoints do; what they say changes nothing and is told.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -18,9 +19,10 @@ use super::reply::Reply;
 use super::target::Target;
 use crate::authorize::Rules;
 use crate::authorizer::{
-    Answer, Asking, BadAnswer, BodyLimit, LONGEST_ANSWER, OnError, Party, Question, Told,
+    Allowed, Answer, Asking, BadAnswer, BodyLimit, Denied, LONGEST_ANSWER, OnError, Party,
+    Question, Told,
 };
-use crate::authz::{Decision, RuleRef, Verdict};
+use crate::authz::{Custom, Decision, RuleRef, Verdict};
 use crate::body::{self, Upward};
 use crate::destination::Destination;
 use crate::failure::{Failure, Flag};
@@ -46,82 +48,87 @@ enum Silence {
     Body(body::Error),
 }
 
+/// What comes of asking one authorizer.
+enum Outcome {
+    Allowed(Allowed),
+    Denied(Denied),
+    /// It gave no answer, and that is no reason to refuse.
+    Passed(String),
+    /// It gave none, or could not be asked.
+    Refused(StatusCode, String),
+    /// Nothing is known of it.
+    Unknown(String),
+}
+
+impl Outcome {
+    fn counts_as(&self) -> Asked {
+        match self {
+            Self::Allowed(_) => Asked::Allowed,
+            Self::Denied(_) => Asked::Denied,
+            Self::Passed(_) => Asked::Passed,
+            Self::Refused(..) | Self::Unknown(_) => Asked::Error,
+        }
+    }
+}
+
 impl Life<'_> {
-    /// Asks whoever has to be; gives the body back, of which some may have been read.
-    pub(super) async fn ask(
+    /// Asks whoever has to be; gives the body back, of which some may have been read, and the rule by which it would be refused
+    /// if policies that are tried out counted.
+    pub(super) async fn ask<'r>(
         &mut self,
-        rules: &Rules,
+        rules: &'r Rules,
         head: &mut Parts,
         asked: &Read,
         body: Upward,
-    ) -> Result<Upward, Reply> {
-        let mut named: Vec<(RuleRef<'_>, &str)> = Vec::new();
+    ) -> Result<(Upward, Option<RuleRef<'r>>), Reply> {
+        let mut named: Vec<Custom<'r>> = Vec::new();
         if !rules.is_empty() {
             let request = asked.as_policies_see_it(head, None);
             let access = rules.asking(self.conversation.tracked.facts(), request);
-            for (by, authorizer) in rules.custom(&access) {
-                if named.iter().all(|(_, known)| *known != authorizer) {
-                    named.push((by, authorizer));
+            for custom in rules.custom(&access) {
+                if named
+                    .iter()
+                    .all(|known| known.authorizer != custom.authorizer)
+                {
+                    named.push(custom);
                 }
             }
         }
         match named.is_empty() {
-            true => Ok(body),
+            true => Ok((body, None)),
             false => Box::pin(self.ask_each(rules, named, (head, asked), body)).await,
         }
     }
 
-    async fn ask_each(
+    async fn ask_each<'r>(
         &mut self,
-        rules: &Rules,
-        named: Vec<(RuleRef<'_>, &str)>,
+        rules: &'r Rules,
+        named: Vec<Custom<'r>>,
         (head, asked): (&mut Parts, &Read),
         mut body: Upward,
-    ) -> Result<Upward, Reply> {
+    ) -> Result<(Upward, Option<RuleRef<'r>>), Reply> {
         let recorder = Arc::clone(&self.conversation.waypoint.recorder);
+        let mut would_refuse = None;
         // Who the client's tunnel has proven it to be, and nothing that it says itself.
         self.name_client(&mut head.headers);
-        for (by, name) in named {
-            let refusal = |why: &str| format!("denied by {by}: authorizer {name:?}: {why}");
-            let asking = match rules.settings.asking(name) {
-                Ok(asking) => asking,
-                Err(why) => {
-                    recorder.asked(name, Asked::Error);
-                    let words = refusal(why);
-                    self.refused(rules, by, &words);
-                    return Err(Reply::denied(words));
-                }
-            };
-            let told = match asking.body {
-                None => None,
-                Some(limit) => match self.told(limit, asking.timeout, &mut body).await {
-                    Ok(told) => Some(told),
-                    Err((status, why)) => {
-                        recorder.asked(name, Asked::Error);
-                        let words = refusal(&why);
-                        self.refused(rules, by, &words);
-                        return Err(Reply::of(status, Flag::ExternalAuthorization, words));
+        for Custom {
+            by,
+            authorizer: name,
+            dry_run,
+        } in named
+        {
+            let asking = self.outcome(rules, name, (head, asked), &mut body);
+            let outcome = asking.await;
+            recorder.asked(name, outcome.counts_as());
+            let why = match &outcome {
+                Outcome::Allowed(allowed) => {
+                    if !dry_run {
+                        allowed.change(&mut head.headers);
+                        self.for_client.promised.push(allowed.clone());
                     }
-                },
-            };
-            let why = match self.ask_one(asking, (head, asked), told.as_ref()).await {
-                Ok(Answer::Allowed(allowed)) => {
-                    recorder.asked(name, Asked::Allowed);
-                    allowed.change(&mut head.headers);
-                    self.for_client.promised.push(allowed);
                     continue;
                 }
-                Ok(Answer::Denied(denied)) => {
-                    recorder.asked(name, Asked::Denied);
-                    let words = refusal(&format!("it answered {}", denied.status.as_u16()));
-                    self.refused(rules, by, &words);
-                    return Err(Reply::by_authorizer(denied, words));
-                }
-                Err(why) => why.to_string(),
-            };
-            match asking.on_error {
-                OnError::Pass => {
-                    recorder.asked(name, Asked::Passed);
+                Outcome::Passed(why) => {
                     let policy = by.policy;
                     tracing::warn!(
                         authorizer = name,
@@ -129,16 +136,56 @@ impl Life<'_> {
                         why,
                         "a request passes unanswered"
                     );
+                    continue;
                 }
-                OnError::Deny(status) => {
-                    recorder.asked(name, Asked::Error);
-                    let words = refusal(&why);
-                    self.refused(rules, by, &words);
-                    return Err(Reply::of(status, Flag::ExternalAuthorization, words));
-                }
+                Outcome::Denied(denied) => format!("it answered {}", denied.status.as_u16()),
+                Outcome::Unknown(why) | Outcome::Refused(_, why) => why.clone(),
+            };
+            if dry_run {
+                would_refuse.get_or_insert(by);
+                continue;
             }
+            let words = format!("denied by {by}: authorizer {name:?}: {why}");
+            self.refused(rules, by, &words);
+            return Err(match outcome {
+                Outcome::Denied(denied) => Reply::by_authorizer(denied, words),
+                Outcome::Refused(status, _) => {
+                    Reply::of(status, Flag::ExternalAuthorization, words)
+                }
+                _ => Reply::denied(words),
+            });
         }
-        Ok(body)
+        Ok((body, would_refuse))
+    }
+
+    /// What comes of asking one of them.
+    async fn outcome(
+        &self,
+        rules: &Rules,
+        name: &str,
+        (head, asked): (&Parts, &Read),
+        body: &mut Upward,
+    ) -> Outcome {
+        let asking = match rules.settings.asking(name) {
+            Ok(asking) => asking,
+            Err(why) => return Outcome::Unknown(why.to_owned()),
+        };
+        let told = match asking.body {
+            None => None,
+            Some(limit) => match self.told(limit, asking.timeout, body).await {
+                Ok(told) => Some(told),
+                Err((status, why)) => return Outcome::Refused(status, why),
+            },
+        };
+        let why = match self.ask_one(asking, (head, asked), told.as_ref()).await {
+            Ok(Answer::Allowed(allowed)) => return Outcome::Allowed(allowed),
+            Ok(Answer::Denied(denied)) => return Outcome::Denied(denied),
+            Err(why) => why.to_string(),
+        };
+        match asking.on_error {
+            OnError::Pass => Outcome::Passed(why),
+            OnError::Deny(status) => Outcome::Refused(status, why),
+        }
     }
 
     /// Notes a refusal wherever one is looked for.
@@ -227,6 +274,7 @@ impl Life<'_> {
             deadlines: Timeouts::default().begin(Instant::now()),
             pin: None,
             key: None,
+            speaks_for: None,
         };
         let version = attempts.target.version(http::Version::HTTP_11, None);
         let message = Head {

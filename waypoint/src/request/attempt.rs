@@ -9,6 +9,7 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use mesh::Endpoint;
 use parking_lot::Mutex;
+use spiffe::SpiffeId;
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
@@ -47,6 +48,8 @@ pub(super) struct Attempts<'a> {
     pub(super) deadlines: Deadlines,
     pub(super) pin: Option<Pin>,
     pub(super) key: Option<Key>,
+    /// The client, unless this waypoint asks for itself.
+    pub(super) speaks_for: Option<&'a SpiffeId>,
 }
 
 /// What an answer needs until its last byte.
@@ -302,6 +305,7 @@ impl Attempts<'_> {
                 key: self.key,
                 pin: self.pin,
                 tried,
+                speaks_for: self.speaks_for,
             };
             let endpoints = &waypoint.endpoints;
             endpoints.choose(&known, &waypoint.own, wanted, &mut rand::rng())

@@ -56,6 +56,7 @@ fn send(conversation: &Arc<Conversation>, target: Target, head: Head, copy: AnyB
             deadlines: Timeouts::default().begin(Instant::now()),
             pin: None,
             key: None,
+            speaks_for: Some(&conversation.arrival.identity),
         };
         let version = attempts.target.version(http::Version::HTTP_11, None);
         let request = head.for_version(version, attempts.target.policy.tls.as_deref());

@@ -42,6 +42,7 @@ impl Read {
             token: token.map(|token| authz::Token {
                 claims: &token.claims,
             }),
+            doubt: None,
         }
     }
 

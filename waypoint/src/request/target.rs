@@ -17,6 +17,7 @@ use crate::resilience::affinity::Facts;
 use crate::resilience::hash::Key;
 use crate::resilience::traffic::{Balancing, TrafficPolicy};
 use crate::route::{self, Answer, Port, Protocol, Table};
+use crate::token::Accepted;
 use crate::upstream::Version;
 
 /// Where a request goes, and what is spoken there.
@@ -87,8 +88,8 @@ impl Life<'_> {
     pub(super) fn route<'p>(
         &self,
         port: Option<&'p Port>,
-        head: &Parts,
-        asked: &Read,
+        (head, asked): (&Parts, &Read),
+        token: Option<&Accepted>,
     ) -> Option<Answer<'p>> {
         let client = self.conversation.arrival.identity.namespace();
         let Some(Table::Http(table)) = port?.table(client) else {
@@ -102,6 +103,7 @@ impl Life<'_> {
             path: &asked.path,
             query: asked.query.as_deref(),
             headers: &head.headers,
+            claims: token.map(|token| &token.claims),
         };
         Some(table.answer(&request, now(), &mut rand::rng()))
     }

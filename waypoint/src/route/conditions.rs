@@ -3,7 +3,7 @@
 //!
 //! In: what a route says; a request. Out: whether all of it holds. Several header lines of one name count as one value,
 //! joined by commas (RFC 9110 §5.2). Of a parameter that is repeated the first counts; names and values are compared
-//! decoded.
+//! decoded. What is called a header may be a claim of the request's token: a text, or a list of which one text counts.
 
 use std::cmp::Reverse;
 
@@ -13,19 +13,31 @@ use proto::waypoint::value_match::Value as Wire;
 
 use super::Request;
 use crate::pattern::Pattern;
+use crate::token;
+
+/// What the name of a claim begins with in place of a header's.
+const CLAIMS: &str = "@request.auth.claims";
 
 /// All of these have to hold.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Conditions {
     method: Option<Method>,
-    headers: Box<[(HeaderName, Value)]>,
+    headers: Box<[(Named, Value)]>,
     /// None of these may hold.
-    without: Box<[(HeaderName, Value)]>,
+    without: Box<[(Named, Value)]>,
     query: Box<[(Box<str>, Value)]>,
 }
 
 /// By how much conditions go before others: greater first.
 pub(super) type Specificity = Reverse<(bool, usize, usize)>;
+
+/// What a condition looks at by name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Named {
+    Header(HeaderName),
+    /// The way to it, from the outside in.
+    Claim(Box<[Box<str>]>),
+}
 
 #[derive(Debug, Clone)]
 enum Value {
@@ -60,16 +72,16 @@ impl Conditions {
                     .ok()
             }
         };
-        let mut headers: Vec<(HeaderName, Value)> = Vec::with_capacity(wire.headers.len());
-        let mut without: Vec<(HeaderName, Value)> = Vec::new();
+        let mut headers: Vec<(Named, Value)> = Vec::with_capacity(wire.headers.len());
+        let mut without: Vec<(Named, Value)> = Vec::new();
         for condition in &wire.headers {
-            let Ok(name) = HeaderName::from_bytes(condition.name.as_bytes()) else {
+            let Some(name) = Named::read(&condition.name) else {
                 possible = false;
                 problems.push(format!("{:?} is not a header's name", condition.name));
                 continue;
             };
             if condition.inverted {
-                let whose = format!("absent header {name}");
+                let whose = format!("absent header {}", condition.name);
                 let before = problems.len();
                 let value = Value::compile(condition, &whose, &mut problems);
                 // One that can't be read would rule out everything: what its rule answers is an error anyway.
@@ -80,7 +92,11 @@ impl Conditions {
             }
             // Of two for one header the first counts.
             if !headers.iter().any(|(earlier, _)| *earlier == name) {
-                let value = Value::compile(condition, &format!("header {name}"), &mut problems);
+                let value = Value::compile(
+                    condition,
+                    &format!("header {}", condition.name),
+                    &mut problems,
+                );
                 headers.push((name, value));
             }
         }
@@ -118,15 +134,36 @@ impl Conditions {
             && self
                 .headers
                 .iter()
-                .all(|(name, value)| value.is_header(name, request))
+                .all(|(name, value)| value.is_of(name, request))
             && !self
                 .without
                 .iter()
-                .any(|(name, value)| value.is_header(name, request))
+                .any(|(name, value)| value.is_of(name, request))
             && self
                 .query
                 .iter()
                 .all(|(name, value)| value.is_parameter(name, request.query))
+    }
+}
+
+impl Named {
+    /// A header's name, or `@request.auth.claims` with a step in each pair of brackets, or behind each dot.
+    fn read(text: &str) -> Option<Self> {
+        let Some(way) = text.strip_prefix(CLAIMS) else {
+            return HeaderName::from_bytes(text.as_bytes())
+                .ok()
+                .map(Self::Header);
+        };
+        let steps: Vec<&str> = match way.strip_prefix('.') {
+            Some(way) => way.split('.').collect(),
+            None => {
+                let inner = way.strip_prefix('[')?.strip_suffix(']')?;
+                inner.split("][").collect()
+            }
+        };
+        let is_step = |step: &&str| !step.is_empty() && !step.contains(['[', ']']);
+        let all = steps.iter().all(is_step);
+        all.then(|| Self::Claim(steps.into_iter().map(Into::into).collect()))
     }
 }
 
@@ -148,6 +185,23 @@ impl Value {
             None => {
                 problems.push(format!("{whose}: a condition of an unknown kind"));
                 Self::Some
+            }
+        }
+    }
+
+    fn is_of(&self, name: &Named, request: &Request<'_>) -> bool {
+        match name {
+            Named::Header(name) => self.is_header(name, request),
+            Named::Claim(way) => {
+                let found = request.claims.and_then(|claims| token::claim(claims, way));
+                match found {
+                    Some(serde_json::Value::String(text)) => self.is(text.as_bytes()),
+                    Some(serde_json::Value::Array(list)) => {
+                        let mut texts = list.iter().filter_map(serde_json::Value::as_str);
+                        texts.any(|text| self.is(text.as_bytes()))
+                    }
+                    _ => false,
+                }
             }
         }
     }
@@ -218,4 +272,92 @@ fn decoded(text: &str) -> impl Iterator<Item = u8> {
 fn hex(digit: u8) -> Option<u8> {
     let value = char::from(digit).to_digit(16)?;
     u8::try_from(value).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::waypoint::{HttpMatch, ValueMatch};
+    use serde_json::{Value as Json, json};
+
+    use super::super::tests::Asked;
+    use super::*;
+
+    fn holds(name: &str, value: Wire, inverted: bool, claims: Option<&Json>) -> Option<bool> {
+        let wire = HttpMatch {
+            headers: vec![ValueMatch {
+                name: name.into(),
+                value: Some(value),
+                inverted,
+            }],
+            ..HttpMatch::default()
+        };
+        let mut asked = Asked::new("");
+        asked.claims = claims.and_then(|claims| claims.as_object().cloned());
+        let compiled = Conditions::compile(&wire);
+        assert_eq!(
+            compiled.conditions.is_none(),
+            compiled.problem.is_some(),
+            "{name}"
+        );
+        compiled
+            .conditions
+            .map(|conditions| conditions.hold(&asked.request()))
+    }
+
+    #[test]
+    fn a_claim_is_looked_for_on_its_way() {
+        let claims = json!({
+            "role": "admin", "groups": ["a", "b"], "n": 1, "realm": {"x.y": "deep", "k": {"l": "deeper"}},
+        });
+        let exact = |text: &str| Wire::Exact(text.into());
+        for (name, value, expected) in [
+            ("@request.auth.claims.role", exact("admin"), true),
+            ("@request.auth.claims[role]", exact("admin"), true),
+            ("@request.auth.claims[role]", exact("adm"), false),
+            (
+                "@request.auth.claims[role]",
+                Wire::Regex("adm.*".into()),
+                true,
+            ),
+            ("@request.auth.claims.groups", exact("b"), true),
+            ("@request.auth.claims.groups", exact("a,b"), false),
+            ("@request.auth.claims[realm][x.y]", exact("deep"), true),
+            ("@request.auth.claims.realm.k.l", exact("deeper"), true),
+            ("@request.auth.claims[realm]", exact("deep"), false),
+            ("@request.auth.claims.n", exact("1"), false),
+            ("@request.auth.claims.gone", exact("x"), false),
+        ] {
+            assert_eq!(
+                holds(name, value.clone(), false, Some(&claims)),
+                Some(expected),
+                "{name}"
+            );
+            assert_eq!(
+                holds(name, value.clone(), true, Some(&claims)),
+                Some(!expected),
+                "{name}"
+            );
+            // Without a token there are none.
+            assert_eq!(
+                holds(name, value.clone(), false, None),
+                Some(false),
+                "{name}"
+            );
+            assert_eq!(holds(name, value, true, None), Some(true), "{name}");
+        }
+        for name in [
+            "@request.auth.claims",
+            "@request.auth.claims.",
+            "@request.auth.claims[]",
+            "@request.auth.claims[a]b",
+            "@request.auth.claimsx",
+            "@request.auth",
+        ] {
+            assert_eq!(
+                holds(name, exact("x"), false, Some(&claims)),
+                None,
+                "{name}"
+            );
+        }
+    }
 }

@@ -142,6 +142,7 @@ pub(super) struct Asked {
     pub(super) port: u16,
     pub(super) uri: Uri,
     pub(super) headers: HeaderMap,
+    pub(super) claims: Option<Map<String, serde_json::Value>>,
 }
 
 impl Asked {
@@ -153,6 +154,7 @@ impl Asked {
             port: 80,
             uri: Uri::from_static("/"),
             headers: HeaderMap::new(),
+            claims: None,
         };
         for word in text.split_whitespace() {
             if let Some(host) = word.strip_prefix('@') {
@@ -178,6 +180,7 @@ impl Asked {
             path: self.uri.path(),
             query: self.uri.query(),
             headers: &self.headers,
+            claims: self.claims.as_ref(),
         }
     }
 }

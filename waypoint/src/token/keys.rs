@@ -14,6 +14,8 @@ pub(super) struct Keys {
     keys: Box<[Key]>,
     /// Why there are none.
     problem: Box<str>,
+    /// Those of the set that are not used, and why.
+    left_out: Box<[String]>,
 }
 
 /// One key that we can verify with.
@@ -35,6 +37,7 @@ impl Keys {
         let none = |problem: String| Self {
             keys: Box::default(),
             problem: problem.into(),
+            left_out: Box::default(),
         };
         if !missing.is_empty() {
             return none(missing.to_owned());
@@ -45,6 +48,7 @@ impl Keys {
         };
         let mut keys = Vec::new();
         let mut odd = Vec::new();
+        let held = set.keys.len();
         for (index, value) in set.keys.into_iter().take(MOST).enumerate() {
             match key(value) {
                 Ok(key) => keys.push(key),
@@ -54,14 +58,26 @@ impl Keys {
         if keys.is_empty() {
             return none(format!("no key can be used ({})", odd.join("; ")));
         }
+        if held > MOST {
+            odd.push(format!(
+                "keys[{MOST}] and those behind it: of the {held} keys of a set the first {MOST} are used"
+            ));
+        }
         Self {
             keys: keys.into(),
             problem: Box::default(),
+            left_out: odd.into(),
         }
     }
 
     pub(super) fn problem(&self) -> Option<&str> {
         Some(&*self.problem).filter(|problem| !problem.is_empty())
+    }
+
+    /// Why keys of the set are not used, or the whole set.
+    pub(super) fn problems(&self) -> impl Iterator<Item = &str> {
+        let left_out = self.left_out.iter().map(|why| &**why);
+        self.problem().into_iter().chain(left_out)
     }
 
     /// Those that may have signed what says this of itself. A key without id, or a token without, fits until its signature

@@ -189,6 +189,42 @@ fn each_fault_of_a_token_has_its_words() {
 }
 
 #[test]
+fn keys_that_are_not_used_are_told_with_their_place() {
+    let issuer = Issuer::new("https://a");
+    let problems = |rule: &wire::TokenRule| -> Vec<String> {
+        TokenRule::compile(rule).unwrap().problems().collect()
+    };
+    let told = problems(&issuer.rule());
+    assert_eq!(told.len(), 2, "{told:?}");
+    let start = "RequestAuthentication shop/jwt, issuer \"https://a\", jwks: ";
+    assert!(
+        told[0].starts_with(&format!("{start}keys[0]: ")),
+        "{told:?}"
+    );
+    assert!(
+        told[1].starts_with(&format!("{start}keys[2]: ")),
+        "{told:?}"
+    );
+    let jwk = Jwk::from_encoding_key(&issuer.key, Algorithm::ES256).unwrap();
+    let of = |count: usize| wire::TokenRule {
+        keys: json!({"keys": vec![jwk.clone(); count]}).to_string(),
+        ..issuer.rule()
+    };
+    assert_eq!(problems(&of(64)), Vec::<String>::new());
+    assert_eq!(
+        problems(&of(66)),
+        [format!(
+            "{start}keys[64] and those behind it: of the 66 keys of a set the first 64 are used"
+        )]
+    );
+    let none = wire::TokenRule {
+        no_keys: "not fetched".into(),
+        ..issuer.rule()
+    };
+    assert_eq!(problems(&none), [format!("{start}not fetched")]);
+}
+
+#[test]
 fn tokens_are_found_where_the_rule_says_and_nowhere_else() {
     let issuer = Issuer::new("https://a");
     let token = issuer.token(json!({}));

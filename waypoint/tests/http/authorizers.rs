@@ -114,16 +114,26 @@ async fn asking(
         ..wire::Waypoint::default()
     });
     world.state.update_settings(Some(settings.unwrap()));
-    let custom = wire::Policy {
+    let custom = |name: &str, path: &str| wire::Policy {
         authorizer: "judge".into(),
-        ..policy("ask", wire::PolicyAction::Custom, &[&[path_prefix("/ask")]])
+        ..policy(name, wire::PolicyAction::Custom, &[&[path_prefix(path)]])
     };
+    let tried = wire::Policy {
+        dry_run: true,
+        ..custom("try", "/try")
+    };
+    let custom = custom("ask", "/ask");
     let deny = policy(
         "never",
         wire::PolicyAction::Deny,
         &[&[path_prefix("/ask/never")]],
     );
-    world.serve_under("app", wire::Protocol::Http1, vec![], vec![custom, deny]);
+    world.serve_under(
+        "app",
+        wire::Protocol::Http1,
+        vec![],
+        vec![custom, tried, deny],
+    );
     (world, to)
 }
 
@@ -139,6 +149,32 @@ fn ask(say: &str) -> Request<Full<Bytes>> {
         request.headers_mut().insert(name, value.parse().unwrap());
     }
     request
+}
+
+/// What a policy in dry run is told changes nothing.
+#[tokio::test]
+async fn who_is_tried_out_is_asked_and_changes_nothing() {
+    let (judge, at) = judge().await;
+    let (world, to) = asking(Some(at), Protocol::Grpc(()), |_| {}).await;
+    for (say, result) in [("yes", "allowed"), ("no", "denied"), ("error", "denied")] {
+        let mut request = ask(say);
+        *request.uri_mut() = "/try".parse().unwrap();
+        let answer = world.ask(to, request).await;
+        assert_eq!(answer.status, 200, "{say}");
+        assert_eq!(answer.header("x-judged"), "", "{say}");
+        assert_eq!(answer.seen()["headers"]["x-user"], "liar", "{say}");
+        assert_eq!(judge.0.lock().len(), 1, "{say}");
+        judge.0.lock().clear();
+        if result == "denied" {
+            let denied = [
+                "culvert_authorization_decisions_total",
+                "mode=\"dry-run\"",
+                "policy=\"shop/try\"",
+                "result=\"denied\"",
+            ];
+            world.until_counted(&denied).await;
+        }
+    }
 }
 
 fn posting(bytes: usize) -> Request<Full<Bytes>> {

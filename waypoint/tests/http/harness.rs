@@ -255,6 +255,17 @@ impl World {
         self.tell_tables(name, protocol, tables, (policy, Vec::new()));
     }
 
+    /// With routes of any kind, and who may use it.
+    pub(crate) fn serve_tables_under(
+        &self,
+        name: &str,
+        protocol: wire::Protocol,
+        tables: Vec<wire::RouteTable>,
+        policies: Vec<wire::Policy>,
+    ) {
+        self.tell_tables(name, protocol, tables, (None, policies));
+    }
+
     fn tell_tables(
         &self,
         name: &str,

@@ -12,7 +12,7 @@ use wire::pattern::Kind;
 
 use crate::harness::{World, application, get, soon};
 
-fn condition(attribute: wire::Attribute, kind: Kind) -> wire::Condition {
+pub(crate) fn condition(attribute: wire::Attribute, kind: Kind) -> wire::Condition {
     wire::Condition {
         attribute: attribute.into(),
         patterns: vec![wire::Pattern { kind: Some(kind) }],

@@ -28,7 +28,7 @@ fn destination(name: &str) -> Destination {
     }
 }
 
-fn to(name: &str, weight: u32) -> HttpBackend {
+pub(crate) fn to(name: &str, weight: u32) -> HttpBackend {
     HttpBackend {
         weight,
         target: Some(Target::Destination(destination(name))),

@@ -4,13 +4,17 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use proto::waypoint::pattern::Kind;
 use proto::waypoint::tcp_backend::Target;
-use proto::waypoint::{Destination, Protocol, RouteTable, TcpBackend, TlsRoute};
+use proto::waypoint::{
+    Attribute, Destination, PolicyAction, Protocol, RouteTable, TcpBackend, TlsRoute,
+};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use crate::harness::{World, host, soon};
+use crate::policies::{condition, policy};
 
 /// A client's first message.
 fn hello(server: &str) -> Vec<u8> {
@@ -104,5 +108,52 @@ async fn a_connection_goes_where_its_server_name_leads_and_nowhere_else() {
         world
             .until_counted(&["culvert_connections_refused_total", &flag])
             .await;
+    }
+}
+
+#[tokio::test]
+async fn policies_may_ask_which_server_a_client_wants() {
+    let mut world = World::new().await;
+    let to = world.service("app", &[parrot("app").await]);
+    let named = |name: &str, action, server: &str| {
+        let server = condition(Attribute::ServerName, Kind::Suffix(server.into()));
+        policy(name, action, &[&[server]])
+    };
+    let policies = vec![
+        named("yes", PolicyAction::Allow, ".example.com"),
+        named("no", PolicyAction::Deny, "b.example.com"),
+    ];
+    // Without any route, and with one.
+    for tables in [
+        vec![],
+        vec![RouteTable {
+            tls: vec![route("app", "*.example.com")],
+            ..RouteTable::default()
+        }],
+    ] {
+        world.serve_tables_under("app", Protocol::Tls, tables, policies.clone());
+        let message = hello("a.Example.com");
+        let mut stream = world.connect(to).await;
+        stream.write_all(&message).await.unwrap();
+        let mut heard = vec![0; 3 + message.len()];
+        soon(stream.read_exact(&mut heard)).await.unwrap();
+        assert_eq!(heard, [b"app", &*message].concat());
+        for server in ["b.example.com", "a.example.org", "10.0.0.1"] {
+            let mut stream = world.connect(to).await;
+            stream.write_all(&hello(server)).await.unwrap();
+            assert!(soon(stream.read(&mut [0; 16])).await.is_err(), "{server}");
+        }
+    }
+    for (policy, result) in [
+        ("shop/yes", "allowed"),
+        ("shop/no", "denied"),
+        ("", "denied"),
+    ] {
+        let (policy, result) = (
+            format!("policy=\"{policy}\""),
+            format!("result=\"{result}\""),
+        );
+        let name = "culvert_authorization_decisions_total";
+        world.until_counted(&[name, &policy, &result]).await;
     }
 }

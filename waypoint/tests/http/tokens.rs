@@ -93,3 +93,55 @@ async fn tokens_decide_with_policies_and_tell_the_endpoint_who_asks() {
     let answer = world.ask(to, grpc).await;
     assert_eq!((answer.status, answer.header("grpc-status")), (200, "16"));
 }
+
+#[tokio::test]
+async fn a_route_may_go_by_claims_of_a_token_that_was_verified() {
+    let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).unwrap();
+    let key = EncodingKey::from_ec_pem(key.serialize_pem().as_bytes()).unwrap();
+    let jwk = Jwk::from_encoding_key(&key, Algorithm::ES256).unwrap();
+    let mut world = World::new().await;
+    let (everyone, admins) = (application("everyone").await, application("admins").await);
+    let to = world.service("app", &[everyone]);
+    world.service("admins", &[admins]);
+    let rule = |name: &str, backend: &str| wire::HttpRule {
+        matches: vec![wire::HttpMatch {
+            headers: Some(name)
+                .filter(|name| !name.is_empty())
+                .map(|name| wire::ValueMatch {
+                    name: name.into(),
+                    value: Some(wire::value_match::Value::Exact("admin".into())),
+                    inverted: false,
+                })
+                .into_iter()
+                .collect(),
+            ..wire::HttpMatch::default()
+        }],
+        backends: vec![crate::routes::to(backend, 1)],
+        ..wire::HttpRule::default()
+    };
+    let rules = vec![
+        rule("@request.auth.claims[role]", "admins"),
+        rule("", "app"),
+    ];
+    world.serve("app", wire::Protocol::Http1, rules);
+    let settings = Settings::compile(&wire::Waypoint {
+        token_rules: vec![wire::TokenRule {
+            of: "shop/jwt".into(),
+            issuer: "https://a".into(),
+            keys: json!({"keys": [jwk]}).to_string(),
+            ..wire::TokenRule::default()
+        }],
+        ..wire::Waypoint::default()
+    });
+    world.state.update_settings(Some(settings.unwrap()));
+    for (role, app) in [("admin", "admins"), ("guest", "everyone")] {
+        let claims = json!({"iss": "https://a", "sub": "me", "role": role});
+        let token = encode(&Header::new(Algorithm::ES256), &claims, &key).unwrap();
+        let mut request = get("/");
+        let token = format!("Bearer {token}").parse().unwrap();
+        request.headers_mut().insert("authorization", token);
+        let answer = world.ask(to, request).await;
+        assert_eq!(answer.header("x-app"), app);
+    }
+    assert_eq!(world.get(to, "/").await.header("x-app"), "everyone");
+}

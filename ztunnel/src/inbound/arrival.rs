@@ -129,6 +129,7 @@ impl Arrivals {
         let facts = InboundFacts {
             source_ip: self.peer.ip(),
             identity: Some(identity.clone()),
+            claimed: request.caller.clone(),
             destination,
         };
         let view = ConnectionView {
@@ -173,7 +174,13 @@ impl Arrivals {
             self.pod.wonder_at(&workload, self.peer.ip());
             let (reached, network) = (self.reached.ip(), &*shared.settings.network);
             let needs = |store: &mesh::Store| {
-                route::needs::inbound(store, &workload, reached, network, &request.authority)
+                let authority = &request.authority;
+                let mut needs =
+                    route::needs::inbound(store, &workload, reached, network, authority);
+                if request.caller.is_some() {
+                    needs.vouching(store, &workload, self.peer.ip(), network);
+                }
+                needs
             };
             let learned = Box::pin(on_demand.learn(&shared.mesh, needs)).await;
             learned.map_err(|failure| (StatusCode::SERVICE_UNAVAILABLE, failure))?;

@@ -303,6 +303,7 @@ impl Hop {
             }),
             traceparent: Some(TraceParent::new(caller.trace, rand::random())),
             network: None,
+            caller: None,
         }
     }
 }

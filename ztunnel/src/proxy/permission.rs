@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mesh::{Decision, DenyReason};
+use mesh::{Decision, DenyReason, Workload};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, info};
 
@@ -12,6 +12,8 @@ use super::PodProxy;
 use crate::config::DecisionLog;
 use crate::connections::{InboundFacts, Verdict};
 use crate::failure::Failure;
+use crate::route;
+use crate::trial::{self, Candidates, Change, Traffic, Trials};
 
 /// How long a connection waits for a policy that its destination names; then it is denied.
 const POLICY_PATIENCE: Duration = Duration::from_secs(5);
@@ -45,6 +47,7 @@ impl PodProxy {
                 continue;
             }
             self.log_decision(facts, &decision);
+            self.remember(facts);
             return match decision {
                 Decision::Allow { .. } => Ok(words(&decision)),
                 Decision::Deny { .. } => Err(Failure::Denied(words(&decision))),
@@ -70,20 +73,75 @@ impl PodProxy {
             }
         };
         let policies = self.shared.mesh.read().policies_for(&workload);
-        let connection = facts.connection();
+        let connection = self.judged(facts, &workload);
         for said in policies.dry_run(&connection) {
             info!(src = %facts.source_ip, dst = %facts.destination, "{said}");
+            count_dry_run(&said);
         }
         mesh::authorize(&policies, &connection)
     }
 
+    fn remember(&self, facts: &InboundFacts) {
+        let mut recent = self.recent.lock();
+        recent.note(
+            trial::minute(),
+            facts,
+            |known| known == facts,
+            || facts.clone(),
+        );
+    }
+
+    /// What would come of the connections of the last minutes if each of these policies, as far as it concerns this pod, were
+    /// enforced. Nothing where the pod is not known now.
+    pub fn try_out(&self, candidates: &Candidates, found: &mut Trials) {
+        let Ok(workload) = self.workload() else {
+            return;
+        };
+        let policies = self.shared.mesh.read().policies_for(&workload);
+        let candidates = candidates.concerning(&workload, &policies);
+        let minute = trial::minute();
+        let recent = self.recent.lock();
+        for policy in &candidates {
+            let tried = policies.trying(policy);
+            let trial = found.of(policy, recent.forgotten(minute));
+            for (facts, count) in recent.lately(minute) {
+                let connection = self.judged(facts, &workload);
+                let now = mesh::authorize(&policies, &connection);
+                let then = mesh::authorize(&tried, &connection);
+                let change = Change::between(now.is_allowed(), then.is_allowed());
+                trial.add(change, count, || Traffic {
+                    source: connection.identity.map(ToString::to_string),
+                    caller: connection.caller.map(ToString::to_string),
+                    source_ip: facts.source_ip,
+                    pod: self.info.to_string(),
+                    port: facts.destination.port(),
+                    count,
+                    change,
+                    why: words(&then).to_string(),
+                });
+            }
+        }
+    }
+
+    /// A connection as policies see it, by what is known now.
+    fn judged<'f>(&self, facts: &'f InboundFacts, workload: &Workload) -> mesh::Connection<'f> {
+        facts.connection(|peer| {
+            let network = &self.shared.settings.network;
+            let store = self.shared.mesh.read();
+            route::vouches(&store, workload, network, (peer, facts.source_ip))
+        })
+    }
+
     fn log_decision(&self, facts: &InboundFacts, decision: &Decision) {
         let identity = facts.identity.as_ref().map(spiffe::SpiffeId::as_str);
+        let claimed = facts.claimed.as_ref().map(spiffe::SpiffeId::as_str);
         let (src, dst, words) = (facts.source_ip, facts.destination, words(decision));
         match self.shared.settings.decisions {
-            DecisionLog::Info => info!(%src, %dst, identity, decision = &*words, "policy decision"),
+            DecisionLog::Info => {
+                info!(%src, %dst, identity, claimed, decision = &*words, "policy decision")
+            }
             DecisionLog::Debug => {
-                debug!(%src, %dst, identity, decision = &*words, "policy decision")
+                debug!(%src, %dst, identity, claimed, decision = &*words, "policy decision")
             }
         }
     }
@@ -112,7 +170,7 @@ impl PodProxy {
             if free && facts.identity.is_none() {
                 return Verdict::Keep(HAS_LEFT.into());
             }
-            let decision = mesh::authorize(&policies, &facts.connection());
+            let decision = mesh::authorize(&policies, &self.judged(facts, &workload));
             let waiting = patient_until.is_some_and(|until| now < until);
             match &decision {
                 Decision::Deny {
@@ -127,6 +185,21 @@ impl PodProxy {
         }
         patient_until.filter(|until| now < *until)
     }
+}
+
+fn count_dry_run(said: &mesh::DryRun) {
+    let (by, result) = match said {
+        mesh::DryRun::WouldDeny(rule) => (Some(rule), "denied"),
+        mesh::DryRun::WouldAllow(rule) => (Some(rule), "allowed"),
+        mesh::DryRun::WouldNotAllow => (None, "denied"),
+    };
+    let policy = by.map(|by| by.policy.to_string()).unwrap_or_default();
+    let rule = by.map(|by| by.rule.to_string()).unwrap_or_default();
+    metrics::counter!(
+        "culvert_authorization_decisions_total",
+        "mode" => "dry-run", "policy" => policy, "result" => result, "rule" => rule,
+    )
+    .increment(1);
 }
 
 fn words(decision: &Decision) -> Arc<str> {

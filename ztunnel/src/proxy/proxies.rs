@@ -18,6 +18,8 @@ use crate::connections::ConnectionsView;
 use crate::handover::Sockets;
 use crate::limits::GatesView;
 use crate::pods::{Pod, PodInfo, PodUid};
+use crate::route::OwnPorts;
+use crate::trial::{Candidates, Trials};
 
 /// How far a pod is that leaves the mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,6 +183,26 @@ impl Proxies {
             connections: None,
         });
         running.chain(pending).collect()
+    }
+
+    /// Of this proxy.
+    pub fn network(&self) -> &str {
+        &self.shared.settings.network
+    }
+
+    /// Ports that lead to a pod's own proxy.
+    pub fn own_ports(&self) -> OwnPorts {
+        OwnPorts::with(self.shared.settings.socks5)
+    }
+
+    /// What would come of the last minutes' connections under policies that are tried out.
+    pub fn try_out(&self, candidates: &Candidates) -> Trials {
+        let pods: Vec<_> = self.running.lock().values().cloned().collect();
+        let mut found = Trials::default();
+        for pod in pods {
+            pod.try_out(candidates, &mut found);
+        }
+        found
     }
 
     /// What each pod may have and has, by namespace and name.

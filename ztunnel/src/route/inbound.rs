@@ -8,6 +8,7 @@ use hbone::wire::Authority;
 use http::StatusCode;
 use mesh::workload::ApplicationProtocol;
 use mesh::{Found, GatewayAddress, Service, Store, Workload, balance};
+use spiffe::SpiffeId;
 
 use super::{OwnPorts, backs};
 
@@ -85,6 +86,29 @@ pub fn accept_destination(
         authority: *asked,
         reached,
     })
+}
+
+/// Whether a peer is a waypoint of the workload, so that what it says of the client that it speaks for is believed: it has
+/// proven to be that waypoint, and comes from where that one is.
+pub fn vouches(
+    store: &Store,
+    local: &Workload,
+    network: &str,
+    (peer, from): (&SpiffeId, IpAddr),
+) -> bool {
+    let Some(waypoint) = store.workload_by_ip(network, from.to_canonical()) else {
+        return false;
+    };
+    let is_it = |reference: &GatewayAddress| match store.gateway(&reference.destination, None) {
+        Some(Found::Service(service)) => backs(waypoint, &service),
+        Some(Found::Workload(workload)) => workload.uid == waypoint.uid,
+        None => false,
+    };
+    waypoint.identity == *peer
+        && (local.waypoint.iter().any(is_it)
+            || candidate_services(store, local)
+                .iter()
+                .any(|service| service.waypoints().any(is_it)))
 }
 
 fn leads_here(store: &Store, waypoint: &GatewayAddress, local: &Workload, reached: IpAddr) -> bool {

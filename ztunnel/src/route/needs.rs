@@ -34,6 +34,21 @@ impl Needs {
         self.0.iter().map(|(key, held)| (&**key, *held))
     }
 
+    /// What it takes to know whether a peer is a waypoint of a pod and may speak for others.
+    pub fn vouching(&mut self, store: &Store, local: &Workload, peer: IpAddr, network: &str) {
+        self.address(store, network, peer.to_canonical());
+        for service in local.services.iter().map(|membership| &membership.service) {
+            let held = store.service(&service.namespace, &service.hostname);
+            self.add(service.to_string(), held.is_some());
+            for waypoint in held.into_iter().flat_map(|service| service.waypoints()) {
+                self.once(store, waypoint, network, None);
+            }
+        }
+        if let Some(waypoint) = &local.waypoint {
+            self.once(store, waypoint, network, None);
+        }
+    }
+
     fn add(&mut self, key: String, holds: bool) {
         let held = if holds {
             Held::Something

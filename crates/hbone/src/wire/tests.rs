@@ -203,14 +203,19 @@ fn request() -> impl Strategy<Value = ConnectRequest> {
         proptest::option::of(forwarded),
         proptest::option::of(trace),
         text(),
+        proptest::option::of(("[a-z0-9-]{1,20}", "[a-z0-9-]{1,20}")),
     )
         .prop_map(
-            |(authority, baggage, forwarded, traceparent, network)| ConnectRequest {
+            |(authority, baggage, forwarded, traceparent, network, caller)| ConnectRequest {
                 authority,
                 baggage,
                 forwarded: forwarded.filter(|f| *f != Forwarded::default()),
                 traceparent,
                 network,
+                caller: caller.map(|(namespace, account)| {
+                    let id = format!("spiffe://cluster.local/ns/{namespace}/sa/{account}");
+                    id.parse().unwrap()
+                }),
             },
         )
 }

@@ -70,6 +70,7 @@ fn connection(identity: Option<&SpiffeId>) -> Connection<'_> {
     Connection {
         source_ip: "10.0.0.7".parse().unwrap(),
         identity,
+        caller: None,
         destination: "10.1.0.9:8080".parse().unwrap(),
     }
 }
@@ -382,6 +383,107 @@ fn strict_mode_denies_plaintext_and_lets_the_mesh_pass() {
     assert!(!decide(&set, None).is_allowed());
 }
 
+/// What a match makes of the waypoint `gate/wp` alone, and where it speaks for `front/web`.
+#[track_caller]
+fn check_caller(m: Match, alone: bool, spoken_for: bool) {
+    let set = set(&[policy("p", Action::Allow, &[m])]);
+    let waypoint = "spiffe://cluster.local/ns/gate/sa/wp".parse().unwrap();
+    let web: SpiffeId = WEB.parse().unwrap();
+    let connection = connection(Some(&waypoint));
+    assert_eq!(authorize(&set, &connection).is_allowed(), alone);
+    let spoken = Connection {
+        caller: Some(&web),
+        ..connection
+    };
+    assert_eq!(authorize(&set, &spoken).is_allowed(), spoken_for);
+}
+
+#[test]
+fn rules_may_name_the_waypoint_or_whom_it_speaks_for() {
+    let principals = |text: &str| Values::from(vec![exact(text)]);
+    let namespaces = |text: &str| Values::from(vec![exact(text)]);
+    let m = Match::default;
+    let web = "cluster.local/ns/front/sa/web";
+    let wp = "cluster.local/ns/gate/sa/wp";
+    check_caller(
+        Match {
+            principals: principals(web),
+            ..m()
+        },
+        false,
+        true,
+    );
+    check_caller(
+        Match {
+            principals: principals(wp),
+            ..m()
+        },
+        true,
+        true,
+    );
+    check_caller(
+        Match {
+            namespaces: namespaces("front"),
+            ..m()
+        },
+        false,
+        true,
+    );
+    let account = ServiceAccountMatch {
+        namespace: "front".into(),
+        service_account: "web".into(),
+    };
+    let accounts = || Values::from(vec![account.clone()]);
+    check_caller(
+        Match {
+            service_accounts: accounts(),
+            ..m()
+        },
+        false,
+        true,
+    );
+    // Who is kept out is kept out behind a waypoint as well.
+    check_caller(
+        Match {
+            not_principals: principals(web),
+            ..m()
+        },
+        true,
+        false,
+    );
+    check_caller(
+        Match {
+            not_namespaces: namespaces("front"),
+            ..m()
+        },
+        true,
+        false,
+    );
+    check_caller(
+        Match {
+            not_service_accounts: accounts(),
+            ..m()
+        },
+        true,
+        false,
+    );
+    check_caller(
+        Match {
+            not_principals: principals(wp),
+            ..m()
+        },
+        false,
+        false,
+    );
+    // One source is one party.
+    let mixed = Match {
+        principals: principals(wp),
+        namespaces: namespaces("front"),
+        ..m()
+    };
+    check_caller(mixed, false, false);
+}
+
 #[test]
 fn ipv4_in_ipv6_clothes_meets_ipv4_ranges() {
     let m = Match {
@@ -393,6 +495,7 @@ fn ipv4_in_ipv6_clothes_meets_ipv4_ranges() {
     let connection = Connection {
         source_ip: "::ffff:10.0.0.7".parse().unwrap(),
         identity: None,
+        caller: None,
         destination: "[::ffff:10.1.0.9]:8080".parse().unwrap(),
     };
     assert!(!authorize(&set, &connection).is_allowed());
@@ -546,4 +649,29 @@ fn dry_run_policies_speak_and_have_no_say() {
         ["dry run: no ALLOW policy would match it"]
     );
     assert!(say(&[nothing, enforced]).is_empty());
+}
+
+#[test]
+fn a_policy_that_is_tried_counts_in_place_of_its_predecessor() {
+    let all = Match {
+        principals: vec![StringMatch::Presence].into(),
+        ..Match::default()
+    };
+    let strangers = Match {
+        principals: vec![exact("cluster.local/ns/front/sa/other")].into(),
+        ..Match::default()
+    };
+    let deny = policy("p", Action::Deny, std::slice::from_ref(&all));
+    let allow = policy("p", Action::Allow, &[strangers]);
+    let web = WEB.parse().unwrap();
+    let passes = |set: &PolicySet| authorize(set, &connection(Some(&web))).is_allowed();
+    let none = PolicySet::default();
+    assert!(!passes(&none.trying(&deny)));
+    assert!(!passes(&none.trying(&dry_run(&deny))));
+    assert!(!passes(&none.trying(&allow)));
+    assert!(passes(&none), "nothing came of it");
+    let denying = set(&[deny]);
+    assert!(!passes(&denying));
+    assert!(passes(&denying.trying(&policy("p", Action::Allow, &[all]))));
+    assert!(!passes(&denying.trying(&policy("q", Action::Allow, &[]))));
 }

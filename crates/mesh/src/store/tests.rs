@@ -4,7 +4,7 @@ mod order;
 
 use super::*;
 use crate::address::{GatewayAddress, NetworkCidr, Ports};
-use crate::policy::{Action, Enforcement, PolicyScope};
+use crate::policy::{Action, Clause, Enforcement, Match, PolicyScope, Rule, StringMatch};
 use crate::service::Visibility;
 use crate::workload::{Membership, NetworkMode, TunnelProtocol};
 
@@ -355,6 +355,78 @@ fn policies_apply_by_scope_and_by_name() {
             .count(),
         1
     );
+}
+
+#[test]
+fn policies_ask_beyond_a_waypoint_where_they_tell_its_clients_apart() {
+    let by = |principal: &str| Match {
+        principals: vec![StringMatch::Exact(principal.into())].into(),
+        ..Match::default()
+    };
+    let put = |store: &mut Store, name: &str, namespace: &str, scope, m: Match| {
+        let clause = Clause { matches: vec![m] };
+        let rule = Rule {
+            clauses: vec![clause],
+        };
+        store.upsert_policy(
+            format!("{namespace}/{name}"),
+            Policy {
+                rules: vec![rule],
+                ..policy(namespace, name, scope)
+            },
+        );
+    };
+    let mut store = Store::new(None);
+    let mut pod = workload("u", "10.0.0.1");
+    pod.authorization_policies = vec!["shop/named".into()];
+    let asks = |store: &Store| store.policies_ask_beyond(&pod, &id("waypoint"));
+    assert!(!asks(&store));
+    let waypoint = by("cluster.local/ns/shop/sa/waypoint");
+    put(
+        &mut store,
+        "named",
+        "shop",
+        PolicyScope::WorkloadSelector,
+        waypoint,
+    );
+    assert!(!asks(&store), "only the waypoint is named");
+    let any = Match {
+        not_principals: vec![StringMatch::Presence].into(),
+        ..Match::default()
+    };
+    put(&mut store, "strict", "shop", PolicyScope::Namespace, any);
+    assert!(!asks(&store), "anybody with an identity will do");
+    let ports = Match {
+        destination_ports: vec![80].into(),
+        ..Match::default()
+    };
+    put(&mut store, "ports", "shop", PolicyScope::Namespace, ports);
+    let client = || by("cluster.local/ns/shop/sa/client");
+    put(
+        &mut store,
+        "elsewhere",
+        "other",
+        PolicyScope::Namespace,
+        client(),
+    );
+    put(
+        &mut store,
+        "of-others",
+        "shop",
+        PolicyScope::WorkloadSelector,
+        client(),
+    );
+    assert!(!asks(&store), "nothing that concerns it names a client");
+    for (name, namespace, scope) in [
+        ("named", "shop", PolicyScope::WorkloadSelector),
+        ("here", "shop", PolicyScope::Namespace),
+        ("everywhere", "root", PolicyScope::Global),
+    ] {
+        put(&mut store, name, namespace, scope, client());
+        assert!(asks(&store), "{name}");
+        store.remove_policy(&format!("{namespace}/{name}"));
+        assert!(!asks(&store), "{name} is gone");
+    }
 }
 
 #[test]

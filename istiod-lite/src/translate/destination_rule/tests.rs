@@ -12,6 +12,7 @@ fn read_spec(spec: Value) -> DestinationRule {
         trust_domain: Default::default(),
         root_namespace: "root".into(),
         auto_allocate: None,
+        dry_run_at_ztunnels: true,
     };
     let rule = json!({"metadata": {"namespace": "shop", "name": "r"}, "spec": spec});
     read(&serde_json::from_value(rule).expect("a rule"), &mesh).facts

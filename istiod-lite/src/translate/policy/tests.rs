@@ -138,7 +138,7 @@ fn policies_for_waypoints_are_not_for_ztunnel() {
 }
 
 #[test]
-fn audit_custom_and_dry_run_are_refused_with_a_reason() {
+fn audit_and_custom_are_refused_with_a_reason() {
     for action in ["AUDIT", "CUSTOM"] {
         let read = translated(json!({"action": action, "rules": [{}]}));
         assert_eq!(read.facts.authorization, None);
@@ -147,6 +147,21 @@ fn audit_custom_and_dry_run_are_refused_with_a_reason() {
         };
         assert!(reason.contains(action), "{reason}");
     }
+}
+
+#[test]
+fn a_policy_in_dry_run_is_sent_as_such_where_ztunnels_know_what_that_is() {
+    let written = serde_json::from_value(json!({
+        "metadata": {"name": "p", "namespace": "shop", "annotations": {"istio.io/dry-run": "true"}},
+        "spec": {"action": "DENY", "rules": [{}]},
+    }));
+    let mut read = translate(&written.expect("a policy"), "istio-system");
+    let sent = read.facts.authorization.as_ref().expect("sent");
+    assert!(sent.dry_run);
+    assert_eq!(read.facts.acceptance, Acceptance::Accepted);
+    read.facts.refuse_dry_run();
+    assert_eq!(read.facts.authorization, None);
+    assert!(matches!(read.facts.acceptance, Acceptance::Refused(_)));
 }
 
 #[test]

@@ -91,7 +91,7 @@ fn check(endpoint: Workload, service: Service, expected: &str) {
             };
             match choice.way {
                 Way::Plain => format!("plain {place}"),
-                Way::Tunnel { expected } => format!("tunnel {place} of {}", names(&expected)),
+                Way::Tunnel { expected, .. } => format!("tunnel {place} of {}", names(&expected)),
                 Way::Gateway(gateway) => format!(
                     "gateway {place} of {} asked for {}:{} of {}",
                     names(&gateway.expected),

@@ -65,6 +65,48 @@ fn a_waypoint_accepts_what_is_attached_to_it() {
 }
 
 #[test]
+fn only_the_very_waypoint_of_a_pod_speaks_for_others() {
+    let reference = || at_host(WAYPOINT);
+    let bound_pod = Workload {
+        waypoint: reference(),
+        ..server()
+    };
+    let bound_service = Service {
+        waypoint: reference(),
+        ..cart()
+    };
+    let plain = |service: Service| Mesh::of([server()]).with(service).with_waypoint();
+    let speaks = |mesh: &Mesh, local: &Workload, peer: &str, from: &str| {
+        vouches(&mesh.0, local, "", (&identity(peer), ip(from)))
+    };
+    let by_service = plain(bound_service);
+    assert!(speaks(&by_service, &server(), "wp", "10.0.0.8"));
+    assert!(speaks(&by_service, &server(), "wp", "::ffff:10.0.0.8"));
+    // Another address of the same identity, another identity at its address, and another pod.
+    assert!(!speaks(&by_service, &server(), "wp", "10.0.0.9"));
+    assert!(!speaks(&by_service, &server(), "client", "10.0.0.8"));
+    assert!(!speaks(&by_service, &server(), "client", "10.0.0.1"));
+    // A waypoint, but not of this one.
+    let unbound = plain(cart());
+    assert!(!speaks(&unbound, &server(), "wp", "10.0.0.8"));
+    assert!(speaks(&unbound, &bound_pod, "wp", "10.0.0.8"));
+    let unknown = Mesh::of([bound_pod.clone()]).with(cart());
+    assert!(!speaks(&unknown, &bound_pod, "wp", "10.0.0.8"));
+    for reference in [at_address("10.96.0.8"), at_address("10.0.0.8")] {
+        let bound_pod = Workload {
+            waypoint: reference,
+            ..server()
+        };
+        assert!(speaks(&unbound, &bound_pod, "wp", "10.0.0.8"));
+    }
+    let other = Workload {
+        waypoint: at_address("10.0.0.9"),
+        ..server()
+    };
+    assert!(!speaks(&unbound, &other, "wp", "10.0.0.8"));
+}
+
+#[test]
 fn a_waypoint_with_a_share_accepts_what_it_has_a_share_of() {
     let other = pod("other", &["10.0.0.9"]);
     let with = |weight| {

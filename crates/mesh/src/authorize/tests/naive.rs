@@ -73,34 +73,43 @@ fn one_match(m: &Match, c: &Connection<'_>) -> Truth {
     if fields_used.iter().sum::<usize>() == 0 {
         return No;
     }
-    let parts: Vec<&str> = c
-        .identity
-        .map_or(vec![], |id| id.as_str().split('/').collect());
-    let (namespace, account) = match parts[..] {
-        [_, _, _, _, namespace, _, account] => (namespace, account),
-        _ => ("", ""),
+    let of_party = |id: Option<&SpiffeId>| -> [[Truth; 2]; 3] {
+        let parts: Vec<&str> = id.map_or(vec![], |id| id.as_str().split('/').collect());
+        let (namespace, account) = match parts[..] {
+            [_, _, _, _, namespace, _, account] => (namespace, account),
+            _ => ("", ""),
+        };
+        let principal = id.map(|id| id.as_str().replacen("spiffe://", "", 1));
+        let in_namespace = |v: &StringMatch| text_hits(v, namespace);
+        let is_principal = |v: &StringMatch| principal.as_ref().is_some_and(|p| text_hits(v, p));
+        let is_account = |v: &ServiceAccountMatch| {
+            id.is_some() && *v.namespace == *namespace && *v.service_account == *account
+        };
+        [
+            field(&m.namespaces, &m.not_namespaces, in_namespace),
+            field(&m.principals, &m.not_principals, is_principal),
+            field(&m.service_accounts, &m.not_service_accounts, is_account),
+        ]
     };
-    let principal = c
-        .identity
-        .map(|id| id.as_str().replacen("spiffe://", "", 1));
-    let in_namespace = |v: &StringMatch| text_hits(v, namespace);
-    let is_principal = |v: &StringMatch| principal.as_ref().is_some_and(|p| text_hits(v, p));
-    let is_account = |v: &ServiceAccountMatch| {
-        c.identity.is_some() && *v.namespace == *namespace && *v.service_account == *account
-    };
+    let mut parties = vec![of_party(c.identity)];
+    if c.caller.is_some() {
+        parties.push(of_party(c.caller));
+    }
+    let all = |party: &[[Truth; 2]; 3], at: usize| party.iter().map(|field| field[at]).min();
+    let named = parties.iter().filter_map(|party| all(party, 0)).max();
+    let not_excluded = parties.iter().filter_map(|party| all(party, 1)).min();
     let source = |range: &ipnet::IpNet| range.contains(&c.source_ip);
     let destination = |range: &ipnet::IpNet| range.contains(&c.destination.ip());
     let port = |port: &u16| *port == c.destination.port();
     [
-        field(&m.namespaces, &m.not_namespaces, in_namespace),
-        field(&m.principals, &m.not_principals, is_principal),
-        field(&m.service_accounts, &m.not_service_accounts, is_account),
         field(&m.source_ips, &m.not_source_ips, source),
         field(&m.destination_ips, &m.not_destination_ips, destination),
         field(&m.destination_ports, &m.not_destination_ports, port),
     ]
     .into_iter()
     .flatten()
+    .chain(named)
+    .chain(not_excluded)
     .chain(m.unknown.iter().map(|_| Unknown))
     .min()
     .unwrap_or(No)
@@ -350,6 +359,7 @@ proptest! {
     fn authorize_agrees_with_the_naive_evaluator(
         policies in prop::collection::vec(a_policy(), 0..4),
         identity in an_identity(),
+        caller in an_identity(),
         source_ip in an_address(),
         destination in an_address(),
         port in 80u16..83,
@@ -363,6 +373,7 @@ proptest! {
         let connection = Connection {
             source_ip,
             identity: identity.as_ref(),
+            caller: caller.as_ref().filter(|_| identity.is_some()),
             destination: SocketAddr::new(destination, port),
         };
         let plain = Connection {

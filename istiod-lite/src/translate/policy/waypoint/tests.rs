@@ -37,7 +37,7 @@ fn what_cannot_be_read_drops_an_allow_rule_and_widens_a_deny_rule() {
         ),
         (
             "when[0].key",
-            json!({"when": [{"key": "connection.sni", "values": ["x"]}, {"key": "source.namespace", "values": ["a"]}]}),
+            json!({"when": [{"key": "experimental.envoy.filters.a[b]", "values": ["x"]}, {"key": "source.namespace", "values": ["a"]}]}),
         ),
     ] {
         let (allow, problems) = translated(json!({"rules": [entry, {}]}));
@@ -124,6 +124,7 @@ fn keys_that_nobody_sees_are_refused_and_all_others_known() {
             Some((wire::Attribute::Claim, 2)),
         ),
         ("request.auth.claims[a]", Some((wire::Attribute::Claim, 1))),
+        ("connection.sni", Some((wire::Attribute::ServerName, 0))),
         ("remote.ip", Some((wire::Attribute::RemoteIp, 0))),
         ("request.headers", None),
         ("request.headers[]", None),

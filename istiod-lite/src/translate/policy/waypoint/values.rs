@@ -172,6 +172,7 @@ pub(super) fn key(key: &str) -> Result<Key, String> {
         "source.principal" => named(Attribute::SourcePrincipal),
         "destination.ip" => named(Attribute::DestinationIp),
         "destination.port" => named(Attribute::DestinationPort),
+        "connection.sni" => named(Attribute::ServerName),
         "request.auth.principal" => named(Attribute::RequestPrincipal),
         "request.auth.audiences" => named(Attribute::Audience),
         "request.auth.presenter" => named(Attribute::Presenter),

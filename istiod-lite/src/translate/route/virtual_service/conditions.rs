@@ -29,6 +29,22 @@ pub(super) fn read(
     .collect()
 }
 
+/// Whether a name stands for a claim of the request's token, such as `@request.auth.claims[roles]` or
+/// `@request.auth.claims.realm.name`: rules go by tokens once those were verified.
+fn is_claim(name: &str) -> bool {
+    let Some(way) = name.strip_prefix("@request.auth.claims") else {
+        return false;
+    };
+    let is_step = |step: &str| !step.is_empty() && !step.contains(['[', ']']);
+    match (way.strip_prefix('.'), way.strip_prefix('[')) {
+        (Some(way), _) => way.split('.').all(is_step),
+        (None, Some(way)) => way
+            .strip_suffix(']')
+            .is_some_and(|way| way.split("][").all(is_step)),
+        (None, None) => false,
+    }
+}
+
 fn condition(
     one: &vs::HttpMatch,
     at: &str,
@@ -72,7 +88,7 @@ fn condition(
         }
     }
     for header in &headers {
-        if !values::is_token(&header.name) {
+        if !values::is_token(&header.name) && !is_claim(&header.name) {
             own.add(
                 format!("{at}.headers"),
                 format!("{:?} is no name of a header", header.name),
@@ -201,4 +217,27 @@ fn values(
         }
     }
     read
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_is_named_by_a_way_to_it() {
+        for (name, is) in [
+            ("@request.auth.claims.role", true),
+            ("@request.auth.claims.realm.role", true),
+            ("@request.auth.claims[realm][a.b]", true),
+            ("@request.auth.claims", false),
+            ("@request.auth.claims.", false),
+            ("@request.auth.claims[]", false),
+            ("@request.auth.claims[a]b", false),
+            ("@request.auth.claims[a", false),
+            ("@request.auth.claimsx", false),
+            ("x-role", false),
+        ] {
+            assert_eq!(is_claim(name), is, "{name}");
+        }
+    }
 }
