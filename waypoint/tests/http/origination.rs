@@ -15,11 +15,12 @@ use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use crate::harness::World;
+use crate::harness::{World, soon};
 
 const SERVER: &str = "far.example.com";
 
@@ -282,4 +283,52 @@ async fn a_server_that_asks_is_shown_a_certificate_of_the_waypoints_own_namespac
             assert_eq!(answer.body, format!("{SERVER} http/1.1 1 -"));
         }
     }
+}
+
+#[tokio::test]
+async fn bytes_go_out_in_tls_and_come_back_to_their_end() {
+    let outside = Outside::new();
+    let mut world = World::new().await;
+    let acceptor = outside.acceptor(&[dns(SERVER)], false);
+    let listener = TcpListener::bind(("127.0.0.2", 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        for in_order in [true, false] {
+            let (socket, _) = listener.accept().await.unwrap();
+            let mut stream = acceptor.accept(socket).await.unwrap();
+            let mut heard = Vec::new();
+            while !heard.ends_with(b"!") {
+                assert_ne!(stream.read_buf(&mut heard).await.unwrap(), 0);
+            }
+            stream.write_all(&heard).await.unwrap();
+            stream.flush().await.unwrap();
+            // An end that anybody on the way could have made is none.
+            if in_order {
+                stream.shutdown().await.unwrap();
+                assert_eq!(stream.read_buf(&mut heard).await.unwrap(), 0);
+            }
+        }
+    });
+    let to = world.service("far", &[address]);
+    world.serve_by("far", Protocol::Tcp, vec![], policy(outside.tls()));
+    let said = format!("{}!", "x".repeat(100_000));
+    for in_order in [true, false] {
+        let mut stream = world.connect(to).await;
+        stream.write_all(said.as_bytes()).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut heard = String::new();
+        let end = soon(stream.read_to_string(&mut heard)).await;
+        assert_eq!(end.is_ok(), in_order, "{end:?}");
+        assert!(!in_order || heard == said);
+    }
+    let heard = format!("}} {}", said.len() * 2);
+    world
+        .until_counted(&["istio_tcp_received_bytes_total", &heard])
+        .await;
+    world
+        .until_counted(&[
+            "istio_tcp_connections_closed_total",
+            "response_flags=\"UC\"",
+        ])
+        .await;
 }
