@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use anyhow::{Context as _, ensure};
 use e2e::handle::eventually;
+use e2e::topology::Node;
 use e2e::traffic::{Outcome, Report};
 
 use crate::ground::{CLIENT_ID, PATIENCE, lab, talk, waypoint_entry, waypoint_metrics};
@@ -83,6 +84,12 @@ spec:
         hostname: elsewhere.example
         path: {type: ReplacePrefixMatch, replacePrefixMatch: /here}
         statusCode: 302
+  - matches: [{path: {type: PathPrefix, value: /copied}}]
+    filters: [{type: RequestMirror, requestMirror: {backendRef: {name: new, port: 80}}}]
+    backendRefs: [{name: old, port: 80}]
+  - matches: [{path: {type: PathPrefix, value: /fail}}]
+    retry: {codes: [503], attempts: 2, backoff: 10ms}
+    backendRefs: [{name: old, port: 80}]
   - matches: [{path: {type: PathPrefix, value: /nowhere}}]
     backendRefs: [{name: gone, port: 80}]
   - backendRefs:
@@ -176,6 +183,51 @@ fn what_a_route_answers_itself_needs_no_endpoint() {
     assert_eq!(status("/nowhere"), "status 500");
     let entry = waypoint_entry("the refusal", |entry| entry.is("path", "/nowhere"));
     assert!(entry.error().unwrap().contains("invalid"), "{entry}");
+}
+
+#[test]
+fn what_a_route_mirrors_is_answered_by_one_and_seen_by_both() {
+    routed();
+    for at in 0..3 {
+        let report = ask(&format!("/copied/{at}"), None).unwrap();
+        assert_eq!(pod(&report), "old", "{report:?}");
+    }
+    for (name, expected) in [("new", "3"), ("old", "3")] {
+        eventually(&format!("{name} was asked"), PATIENCE, || {
+            let mut times = 0;
+            for at in 0..3 {
+                // In plaintext from its own node: not by way of the waypoint itself.
+                let target = lab().v4(&format!("guarded/{name}"), 8080)?.to_string();
+                let path = format!("/asked/copied/{at}");
+                let asked = lab().traffic(Node::B.name(), &["get", &target, &path])?;
+                times += asked.answer.unwrap_or_default().parse::<u32>()?;
+            }
+            ensure!(times.to_string() == expected, "{times} times");
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn what_a_route_tries_again_is_one_answer_for_the_client() {
+    routed();
+    let report = ask("/fail/2/enough", None).unwrap();
+    assert_eq!(pod(&report), "old", "{report:?}");
+    let entry = waypoint_entry("the request", |entry| entry.is("path", "/fail/2/enough"));
+    for (field, value) in [("response_code", "200"), ("attempts", "3")] {
+        assert!(entry.is(field, value), "{field} of {entry}");
+    }
+    let report = ask("/fail/3/too-often", None).unwrap();
+    assert_eq!(report.outcome, Outcome::Failed("status 503".to_owned()));
+    let entry = waypoint_entry("the request", |entry| entry.is("path", "/fail/3/too-often"));
+    for (field, value) in [
+        ("response_code", "503"),
+        ("response_flags", "URX"),
+        ("attempts", "3"),
+    ] {
+        assert!(entry.is(field, value), "{field} of {entry}");
+    }
 }
 
 #[test]

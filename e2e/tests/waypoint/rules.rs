@@ -50,9 +50,28 @@ spec:
     route: [{destination: {host: books, subset: gone}}]
   - match: [{headers: {x-version: {exact: new}}, withoutHeaders: {x-old: {}}}]
     route: [{destination: {host: books, subset: new}}]
+  - match: [{uri: {exact: /tea}}]
+    directResponse: {status: 418, body: {string: short and stout}}
+  - match: [{uri: {prefix: /broken}}]
+    fault: {abort: {httpStatus: 507}, delay: {fixedDelay: 200ms}}
+    route: [{destination: {host: books}}]
+  - match: [{uri: {prefix: /v1/}}]
+    rewrite: {uriRegexRewrite: {match: "^/v([0-9]+)/(.*)$", rewrite: '/\2/of/\1'}}
+    route: [{destination: {host: books, subset: new}}]
+  - match: [{uri: {prefix: /left}}]
+    delegate: {name: left}
   - match: [{uri: {prefix: /any}}]
     route: [{destination: {host: books}}]
   - route: [{destination: {host: books, subset: old}}]
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: left, namespace: guarded}
+spec:
+  http:
+  - match: [{uri: {prefix: /left/new}}]
+    route: [{destination: {host: books, subset: new}}]
+  - directResponse: {status: 404, body: {string: nothing is left}}
 ---
 apiVersion: extensions.istio.io/v1alpha1
 kind: WasmPlugin
@@ -104,6 +123,27 @@ fn rules_of_a_virtual_service_choose_among_the_subsets_of_a_destination_rule() {
     let entry = waypoint_entry("the request", |entry| entry.is("path", "/gone"));
     let why = entry.to_string();
     assert!(why.contains("has a subset"), "{why}");
+}
+
+#[test]
+fn rules_of_a_virtual_service_answer_fail_rewrite_and_leave_to_others() {
+    ruled();
+    let status = |path: &str, status: &str| {
+        let report = ask_of(BOOKS, path, None).unwrap();
+        let expected = Outcome::Failed(format!("status {status}"));
+        assert_eq!(report.outcome, expected, "{path}: {report:?}");
+    };
+    status("/tea", "418");
+    status("/broken", "507");
+    let entry = waypoint_entry("the failure", |entry| entry.is("path", "/broken"));
+    assert!(entry.is("response_flags", "FI"), "{entry}");
+    let report = ask_of(BOOKS, "/v1/a/b", None).unwrap();
+    assert_eq!(pod(&report), "new", "{report:?}");
+    let answer = report.answer.unwrap();
+    assert!(answer.contains("/a/b/of/1"), "{answer}");
+    let report = ask_of(BOOKS, "/left/new", None).unwrap();
+    assert_eq!(pod(&report), "new", "{report:?}");
+    status("/left/over", "404");
 }
 
 #[test]
