@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Asks a program's admin port: one GET, one JSON answer. Blocking.
+//! Asks a program's admin port: one request, one JSON answer. Blocking.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -32,17 +32,41 @@ impl std::fmt::Display for Error {
     }
 }
 
-/// What stands at `path` of `address`, HOST:PORT.
-pub(crate) fn get(address: &str, path: &str) -> Result<Value, Error> {
+/// What is asked of an admin port.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Question<'q> {
+    Get(&'q str),
+    /// With a body.
+    Post(&'q str, &'q str),
+}
+
+impl<'q> Question<'q> {
+    fn parts(self) -> (&'static str, &'q str, &'q str) {
+        match self {
+            Self::Get(path) => ("GET", path, ""),
+            Self::Post(path, body) => ("POST", path, body),
+        }
+    }
+}
+
+/// What `address`, HOST:PORT, answers.
+pub(crate) fn ask(address: &str, question: Question<'_>) -> Result<Value, Error> {
+    let (method, path, body) = question.parts();
     let failed = |cause: String| Error {
         asked: format!("http://{address}{path}"),
         cause,
     };
-    let answer = fetch(address, path).map_err(|error| failed(error.to_string()))?;
+    // Of this version an answer comes in one piece and ends with the connection. Admin ports take requests under
+    // names of their own machine alone.
+    let length = body.len();
+    let request = format!(
+        "{method} {path} HTTP/1.0\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{body}"
+    );
+    let answer = fetch(address, &request).map_err(|error| failed(error.to_string()))?;
     parse(&answer).map_err(failed)
 }
 
-fn fetch(address: &str, path: &str) -> io::Result<Vec<u8>> {
+fn fetch(address: &str, request: &str) -> io::Result<Vec<u8>> {
     let mut last = io::Error::other("the name has no address");
     for at in address.to_socket_addrs()? {
         let mut stream = match TcpStream::connect_timeout(&at, PATIENCE) {
@@ -54,9 +78,6 @@ fn fetch(address: &str, path: &str) -> io::Result<Vec<u8>> {
         };
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        // Of this version an answer comes in one piece and ends with the connection. Admin ports take requests under
-        // names of their own machine alone.
-        let request = format!("GET {path} HTTP/1.0\r\nhost: localhost\r\n\r\n");
         stream.write_all(request.as_bytes())?;
         let mut answer = Vec::new();
         stream.take(MAX_ANSWER).read_to_end(&mut answer)?;
@@ -86,6 +107,8 @@ mod tests {
 
     use super::*;
 
+    const DUMP: Question<'_> = Question::Get("/config_dump");
+
     /// A server that gives one answer.
     fn answering(answer: &'static str) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -109,7 +132,7 @@ mod tests {
     #[test]
     fn an_answer_is_its_json_or_says_what_is_wrong() {
         let good = answering("HTTP/1.0 200 OK\r\ncontent-length: 9\r\n\r\n{\"a\": 1}\n");
-        assert_eq!(get(&good, "/config_dump").unwrap()["a"], 1);
+        assert_eq!(ask(&good, DUMP).unwrap()["a"], 1);
         for (answer, part) in [
             (
                 "HTTP/1.0 404 Not Found\r\n\r\nnothing here\n",
@@ -118,9 +141,7 @@ mod tests {
             ("HTTP/1.0 200 OK\r\n\r\n{", "EOF"),
             ("hello", "no HTTP"),
         ] {
-            let error = get(&answering(answer), "/config_dump")
-                .unwrap_err()
-                .to_string();
+            let error = ask(&answering(answer), DUMP).unwrap_err().to_string();
             assert!(
                 error.contains(part) && error.contains("/config_dump"),
                 "{error}"
@@ -131,7 +152,7 @@ mod tests {
             .local_addr()
             .unwrap();
         assert!(
-            get(&gone.to_string(), "/")
+            ask(&gone.to_string(), Question::Get("/"))
                 .unwrap_err()
                 .cause
                 .contains("refused")

@@ -2,15 +2,18 @@
 //! `ambient`: what an operator asks a mesh.
 //!
 //! [`kubectl`] is the way into a cluster, [`ztunnels`] finds who is to be asked there, [`admin`] fetches what a ztunnel
-//! believes; [`ps`] turns that into rows and [`check`] into findings, both pure; [`table`] lays them out. [`waypoint`] asks
+//! believes, and asks proxies what would become of a connection ([`explain`]) and of traffic under a policy ([`trial`]);
+//! [`ps`] turns what is believed into rows and [`check`] into findings, both pure; [`table`] lays them out. [`waypoint`] asks
 //! for waypoints. Commands and columns are those of `istioctl ztunnel-config` and `istioctl waypoint`. Exit status: 0, 1
 //! where a check fails, 2 where the question was not understood or could not be asked.
 
 mod admin;
 mod check;
+mod explain;
 mod kubectl;
 mod ps;
 mod table;
+mod trial;
 mod waypoint;
 mod ztunnels;
 
@@ -20,7 +23,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde_json::Value;
 use time::OffsetDateTime;
 
-use self::admin::Error;
+use self::admin::{Error, Question};
 use self::check::Finding;
 use self::ztunnels::Ztunnels;
 
@@ -47,6 +50,22 @@ enum Command {
         /// Of this namespace alone
         #[arg(short, long)]
         namespace: Option<String>,
+        #[command(flatten)]
+        asked: Asked,
+    },
+    /// Says what would become of a connection, or of the last minutes' traffic under a policy
+    #[command(
+        after_help = "Examples:\n  ambient explain shop/web-7c5 cart.shop:80\n  ambient explain 10.0.0.7 10.96.0.2:80 --ztunnel 10.0.0.1:15000 --output json\n  ambient explain --policy deny.yaml\n\nThe client's own node answers best. The exit status is 1 if the connection would not be allowed."
+    )]
+    Explain {
+        /// NAMESPACE/POD, or an address
+        #[arg(required_unless_present = "policy")]
+        source: Option<String>,
+        /// A service by any of its names, an address, or NAMESPACE/POD; :PORT where there are several
+        #[arg(required_unless_present = "policy")]
+        destination: Option<String>,
+        #[command(flatten)]
+        tried: trial::Tried,
         #[command(flatten)]
         asked: Asked,
     },
@@ -102,6 +121,27 @@ fn main() -> ExitCode {
             namespace,
             asked,
         } => list(what, namespace.as_deref(), &asked),
+        Command::Explain {
+            source,
+            destination,
+            tried,
+            asked,
+        } => match &tried.policy {
+            Some(policy) => trial::run(policy, &tried, &asked.ztunnels).map(|told| {
+                let text = match asked.output {
+                    Output::Table => trial::table(&told),
+                    Output::Json => json(&told),
+                };
+                (text, ExitCode::SUCCESS)
+            }),
+            None => {
+                let ends = (source.as_deref(), destination.as_deref());
+                explained(
+                    (ends.0.unwrap_or_default(), ends.1.unwrap_or_default()),
+                    &asked,
+                )
+            }
+        },
         Command::Check { asked } => Ok(checked(&asked)),
         Command::Waypoint(action) => waypoint::run(action),
     };
@@ -120,7 +160,7 @@ fn unasked(error: &Error) -> ExitCode {
 }
 
 /// All that a ztunnel believes.
-const DUMP: &str = "/config_dump";
+const DUMP: Question<'_> = Question::Get("/config_dump");
 
 fn list(what: What, namespace: Option<&str>, asked: &Asked) -> waypoint::Said {
     let mut code = ExitCode::SUCCESS;
@@ -139,6 +179,20 @@ fn list(what: What, namespace: Option<&str>, asked: &Asked) -> waypoint::Said {
         Output::Json => json(&listing.json()),
     };
     Ok((text, code))
+}
+
+fn explained((source, destination): (&str, &str), asked: &Asked) -> waypoint::Said {
+    let path = explain::path(source, destination);
+    let answers = asked.ztunnels.ask(Question::Get(&path))?;
+    let answer = explain::best(answers.into_iter().map(|one| one.said))?;
+    let text = match asked.output {
+        Output::Table => explain::table(&answer),
+        Output::Json => json(&answer),
+    };
+    Ok(match explain::allowed(&answer) {
+        true => (text, ExitCode::SUCCESS),
+        false => (text, ExitCode::FAILURE),
+    })
 }
 
 fn checked(asked: &Asked) -> (String, ExitCode) {

@@ -5,11 +5,12 @@
 use clap::Args;
 use serde_json::Value;
 
-use crate::admin::{self, Error};
+use crate::admin::{self, Error, Question};
 use crate::kubectl::{Cluster, name};
 use crate::ps::{items, text};
 
 const ADMIN_PORT: u16 = 15000;
+const ISTIOD_ADMIN_PORT: u16 = 8080;
 /// As many are asked at once.
 const AT_ONCE: usize = 16;
 
@@ -40,35 +41,57 @@ impl Ztunnels {
         self.ztunnel.is_empty()
     }
 
-    /// What stands at this path of their admin ports, in the order of the nodes.
+    /// What their admin ports answer, in the order of the nodes.
     ///
     /// # Errors
     /// Nobody can say which ztunnels there are, or there is none.
-    pub(crate) fn ask(&self, path: &str) -> Result<Vec<Answer>, Error> {
+    pub(crate) fn ask(&self, question: Question<'_>) -> Result<Vec<Answer>, Error> {
         if !self.of_cluster() {
             return Ok(at_once(&self.ztunnel, |address| Answer {
                 ztunnel: address.clone(),
-                said: admin::get(address, path),
+                said: admin::ask(address, question),
             }));
         }
-        let namespace = &self.system_namespace;
-        let list = format!("/api/v1/namespaces/{namespace}/pods?labelSelector=app%3Dztunnel");
-        let found = self.cluster.get(&list)?;
-        let pods = pods(&found, self.node.as_deref());
-        if pods.is_empty() {
-            let on = self.node.as_ref().map(|node| format!(" on node {node}"));
-            return Err(Error {
-                asked: list,
-                cause: format!("no ztunnel runs{}", on.unwrap_or_default()),
-            });
-        }
+        let pods = self.running("ztunnel", self.node.as_deref())?;
         Ok(at_once(&pods, |pod| Answer {
             ztunnel: format!("{} ({})", pod.node, pod.name),
-            said: self.ask_pod(pod, path),
+            said: self.ask_pod(pod, ADMIN_PORT, question),
         }))
     }
 
-    fn ask_pod(&self, pod: &Pod, path: &str) -> Result<Value, Error> {
+    /// What the cluster's control plane answers, of which any replica knows the same.
+    ///
+    /// # Errors
+    /// There is none, or none that answers: the last one's reason.
+    pub(crate) fn ask_istiod(&self, question: Question<'_>) -> Result<Value, Error> {
+        let pods = self.running("istiod", None)?;
+        let mut said = None;
+        for pod in &pods {
+            match self.ask_pod(pod, ISTIOD_ADMIN_PORT, question) {
+                Ok(answer) => return Ok(answer),
+                Err(error) => said = Some(error),
+            }
+        }
+        Err(said.expect("there is one at least"))
+    }
+
+    /// The pods of one of the mesh's own programs.
+    fn running(&self, app: &str, node: Option<&str>) -> Result<Vec<Pod>, Error> {
+        let namespace = &self.system_namespace;
+        let list = format!("/api/v1/namespaces/{namespace}/pods?labelSelector=app%3D{app}");
+        let found = self.cluster.get(&list)?;
+        let pods = pods(&found, node);
+        if pods.is_empty() {
+            let on = node.map(|node| format!(" on node {node}"));
+            return Err(Error {
+                asked: list,
+                cause: format!("no {app} runs{}", on.unwrap_or_default()),
+            });
+        }
+        Ok(pods)
+    }
+
+    fn ask_pod(&self, pod: &Pod, port: u16, question: Question<'_>) -> Result<Value, Error> {
         if pod.phase != "Running" {
             return Err(Error {
                 asked: format!("pod {}", pod.name),
@@ -76,8 +99,8 @@ impl Ztunnels {
             });
         }
         let namespace = &self.system_namespace;
-        let way = self.cluster.forward(namespace, &pod.name, ADMIN_PORT)?;
-        admin::get(&way.address, path)
+        let way = self.cluster.forward(namespace, &pod.name, port)?;
+        admin::ask(&way.address, question)
     }
 }
 
