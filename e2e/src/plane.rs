@@ -3,8 +3,11 @@
 
 pub mod client;
 
+use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -165,9 +168,21 @@ pub fn memory_kib(process: &Child, field: &str) -> Result<u64> {
         .with_context(|| format!("no {field}"))
 }
 
+/// Ports below those that the kernel gives to whoever asks for any: what is free here stays so until its program listens.
+const PORTS: Range<u16> = 20_000..32_000;
+
+/// An address on the loopback for a program to listen on; this process gives none twice.
 pub fn free_port() -> Result<SocketAddr> {
-    let listener = TcpListener::bind("127.0.0.1:0").context("no free port")?;
-    Ok(listener.local_addr()?)
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    for _ in 0..1000 {
+        let address = SocketAddr::from(([127, 0, 0, 1], rand::random_range(PORTS)));
+        if !given.contains(&address.port()) && TcpListener::bind(address).is_ok() {
+            given.insert(address.port());
+            return Ok(address);
+        }
+    }
+    bail!("no free port among {PORTS:?}")
 }
 
 async fn is_ready(admin: SocketAddr) -> bool {
@@ -195,4 +210,17 @@ async fn ask(to: SocketAddr, method: &str, path: &str, body: &str) -> std::io::R
     let mut answer = String::new();
     socket.read_to_string(&mut answer).await?;
     Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_given_once_and_not_by_the_kernel() {
+        let ports: Vec<_> = (0..200).map(|_| free_port().unwrap().port()).collect();
+        let different: BTreeSet<_> = ports.iter().collect();
+        assert_eq!(different.len(), ports.len());
+        assert!(ports.iter().all(|port| PORTS.contains(port)));
+    }
 }
