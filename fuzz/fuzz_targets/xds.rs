@@ -56,11 +56,17 @@ fn ask(store: &Store) {
     let mut rng = StdRng::seed_from_u64(1);
     for workload in store.workloads() {
         let policies = store.policies_for(workload);
-        for (source, identity) in [("10.0.0.1:1", Some(&id)), ("[::1]:1", None)] {
+        let clients = [
+            ("10.0.0.1:1", Some(&id), None),
+            ("10.0.0.1:1", Some(&id), Some(&id)),
+            ("[::1]:1", None, None),
+        ];
+        for (source, identity, caller) in clients {
             let source: SocketAddr = source.parse().expect("an address");
             let connection = Connection {
                 source_ip: source.ip(),
                 identity,
+                caller,
                 destination: source,
             };
             let decision = authorize(&policies, &connection);

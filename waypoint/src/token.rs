@@ -100,6 +100,11 @@ impl TokenRule {
         let each = self.keys.problems();
         each.map(move |why| format!("RequestAuthentication {of}, issuer {issuer:?}, jwks: {why}"))
     }
+
+    /// Whether there is no key at all by which a token could be good.
+    pub fn is_keyless(&self) -> bool {
+        self.keys.problem().is_some()
+    }
 }
 
 /// Judges the tokens of a request, and edits its headers as the rules say. `now` is in seconds since the epoch.
