@@ -100,12 +100,20 @@ impl PodProxy {
         let policies = self.shared.mesh.read().policies_for(&workload);
         let candidates = candidates.concerning(&workload, &policies);
         let minute = trial::minute();
-        let recent = self.recent.lock();
+        // Not judged under the lock: connections that come meanwhile wait for it.
+        let (recent, forgotten) = {
+            let recent = self.recent.lock();
+            let lately = recent.lately(minute);
+            let lately: Vec<_> = lately
+                .map(|(facts, count)| (facts.clone(), count))
+                .collect();
+            (lately, recent.forgotten(minute))
+        };
         for policy in &candidates {
             let tried = policies.trying(policy);
-            let trial = found.of(policy, recent.forgotten(minute));
-            for (facts, count) in recent.lately(minute) {
-                let connection = self.judged(facts, &workload);
+            let trial = found.of(policy, forgotten);
+            for (facts, count) in &recent {
+                let (connection, count) = (self.judged(facts, &workload), *count);
                 let now = mesh::authorize(&policies, &connection);
                 let then = mesh::authorize(&tried, &connection);
                 let change = Change::between(now.is_allowed(), then.is_allowed());
