@@ -6,8 +6,9 @@
 //!
 //! Where each answer takes its time, half as many connections more bring half as many answers more. Where what answers has
 //! no time left, they bring none, and each takes from it what several answers would. Which of the two it is shows when they
-//! are there: as long as they pay there are more, and then for a while there are no more, each time for longer. Whoever
-//! would wait for too long all the same waits for no such proof.
+//! are there: as long as they pay there are more, and then for a while there are no more, each time for longer. Where
+//! connections answer so seldom that there is no proof for long, whoever would wait for too long waits for none: but where
+//! they are quick, a long queue only says that whoever answers has no time left, and more of them would make it longer.
 
 use std::time::Duration;
 
@@ -83,7 +84,9 @@ impl Growth {
         self.answers += answers;
         let rate = self.answers as f64 / f64::from(self.ticks);
         let ticks_to_wait = patience.as_secs_f64() / TICK.as_secs_f64();
-        if waiting as f64 > rate * ticks_to_wait {
+        let is_too_long = waiting as f64 > rate * ticks_to_wait;
+        let is_quick = rate * f64::from(WINDOW) >= (2 * open) as f64;
+        if is_too_long && !is_quick {
             return self.grow(open, rate);
         }
         match &mut self.held {
@@ -163,13 +166,25 @@ mod tests {
     }
 
     #[test]
-    fn who_would_wait_for_longer_than_he_may_waits_for_no_proof() {
-        let mut growth = Growth::new();
-        // 640 a second, of which a thousand wait: a second and a half.
-        growth.tick(64, 64, (1000, Duration::from_secs(2)));
-        assert_eq!(growth.most(), 64);
-        growth.tick(64, 64, (1000, Duration::from_secs(1)));
-        assert_eq!(growth.most(), 96);
+    fn who_would_wait_for_longer_than_he_may_waits_for_no_proof_unless_answers_are_quick() {
+        for (name, answers, waiting, seconds, expected) in [
+            // Ten answers a tick, of which a thousand wait: ten seconds.
+            ("he may", 10, 1000, 11, 64),
+            ("he may not", 10, 1000, 9, 96),
+            // 640 answers a second, ten by each connection: more of those would be no help.
+            ("it is busy", 64, 1000, 1, 64),
+        ] {
+            let mut growth = Growth::new();
+            growth.tick(answers, 64, (waiting, Duration::from_secs(seconds)));
+            assert_eq!(growth.most(), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_crowd_that_waits_too_long_for_who_is_busy_gets_hardly_more_connections() {
+        // A thousand answers a second, however many connections: 15,000 wait for longer than they may.
+        let open = after(100, 15_000, |_| 100);
+        assert!((64..=330).contains(&open), "{open}");
     }
 
     #[test]
