@@ -81,9 +81,31 @@ pub fn run(plan: &Plan, environment: &Environment) -> Result<bool> {
         "{contestants} to be measured, {} rounds: this takes about {minutes} min",
         plan.rounds
     );
+    let mut results = Results {
+        machine: data_path::machine(&programs)?,
+        rounds: plan.rounds,
+        seconds: plan.seconds,
+        crowd: plan.crowd,
+        routes: plan.routes,
+        samples: Vec::new(),
+        memory: Vec::new(),
+    };
     let mut ground = Ground::start(environment, &programs, envoy)?;
-    let mut samples = Vec::new();
-    let mut memory = remember(&ground, "idle")?;
+    // What was measured before something failed is told all the same: it took minutes.
+    let ended = measure_all(plan, &mut ground, &mut results);
+    match plan.json {
+        true => println!("{}", serde_json::to_string_pretty(&results)?),
+        false => print!("{}", results.markdown()),
+    }
+    ended?;
+    Ok(results.is_sound())
+}
+
+fn measure_all(plan: &Plan, ground: &mut Ground, results: &mut Results) -> Result<()> {
+    let Results {
+        samples, memory, ..
+    } = results;
+    memory.extend(remember(ground, "idle")?);
     if plan.crowd > 0 {
         // Before anything was at work, so that it is the crowd that is seen and not what work has left.
         let held = ground.hold(plan.crowd)?.into_iter();
@@ -95,40 +117,22 @@ pub fn run(plan: &Plan, environment: &Environment) -> Result<bool> {
     }
     for round in 0..plan.rounds {
         for connections in &plan.connections {
-            measure(plan, &ground, (*connections, 1, round), &mut samples)?;
+            measure(plan, ground, (*connections, 1, round), samples)?;
         }
     }
     if plan.crowd > 0 {
         for round in 0..plan.rounds {
-            measure(plan, &ground, (plan.crowd, 1, round), &mut samples)?;
+            measure(plan, ground, (plan.crowd, 1, round), samples)?;
         }
     }
     if plan.routes > 0 {
         ground.add_routes(plan.routes)?;
-        memory.extend(remember(&ground, &format!("{} routes", plan.routes))?);
+        memory.extend(remember(ground, &format!("{} routes", plan.routes))?);
         for round in 0..plan.rounds {
-            measure(
-                plan,
-                &ground,
-                (MANY_WORTH, plan.routes, round),
-                &mut samples,
-            )?;
+            measure(plan, ground, (MANY_WORTH, plan.routes, round), samples)?;
         }
     }
-    let results = Results {
-        machine: data_path::machine(&programs)?,
-        rounds: plan.rounds,
-        seconds: plan.seconds,
-        crowd: plan.crowd,
-        routes: plan.routes,
-        samples,
-        memory,
-    };
-    match plan.json {
-        true => println!("{}", serde_json::to_string_pretty(&results)?),
-        false => print!("{}", results.markdown()),
-    }
-    Ok(results.is_sound())
+    Ok(())
 }
 
 /// How long a crowd is at work at least: its first requests alone, for which connections have to be made, take seconds.

@@ -84,7 +84,7 @@ impl Ground {
     }
 
     fn start_envoy(&mut self, program: PathBuf, routes: usize) -> Result<()> {
-        // Its port must be free first.
+        // Its port and its name among the machine's Envoys must be free first.
         self.envoy = None;
         let server = self.lab.v4("bench/server", REQUESTS)?;
         let told = |files: &str| envoy::text(files, server, routes);
@@ -197,7 +197,7 @@ impl Ground {
         eventually("the waypoint runs again", PATIENCE, || {
             self.lab.process(&ours)?.limit_descriptors(None)
         })?;
-        if let Some((_, program)) = self.envoy.take() {
+        if let Some(program) = self.envoy.as_ref().map(|(_, program)| program.clone()) {
             self.start_envoy(program, routes)?;
         }
         self.settle(&format!("v{}", routes - 1))?;
