@@ -69,7 +69,8 @@ struct Entry {
     view: ConnectionView,
 }
 
-type Shard = Mutex<HashMap<u64, Entry>>;
+/// Boxed: of a map's places about half are free, and would be as large.
+type Shard = Mutex<HashMap<u64, Box<Entry>>>;
 
 pub struct Connections {
     shards: Box<[Shard]>,
@@ -102,11 +103,11 @@ impl Connections {
         let stop = Stop::new();
         self.shards[worker.index()].lock().insert(
             id,
-            Entry {
+            Box::new(Entry {
                 facts,
                 stop: stop.clone(),
                 view,
-            },
+            }),
         );
         Tracked {
             connections: Arc::clone(self),

@@ -17,6 +17,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures_util::FutureExt as _;
+use futures_util::future::{Either, ready};
+use hbone::BoxFuture;
 use hbone::wire::{Baggage, WorkloadKind};
 use mesh::workload::WorkloadType;
 use mesh::{Endpoint, Seen, Service, Standings, Workload};
@@ -26,12 +29,13 @@ use tracing::{Instrument as _, debug_span};
 use self::attempts::{Attempts, Connected};
 pub use self::client::Client;
 use self::hop::{Hop, Refused, Upstream};
+use crate::connections::Tracked;
 use crate::dns::upstreams::Way;
-use crate::endpoints::endpoint_of;
+use crate::endpoints::{Using, endpoint_of};
 use crate::failure::Failure;
 use crate::hostnames::HostError;
 use crate::proxy::{PodProxy, reset};
-use crate::record::{End, Labels, Reporter, Security};
+use crate::record::{End, Labels, Record, Reporter, Security};
 use crate::relaying::result_of;
 use crate::route::{self, Route, Unresolved};
 use ops::workers::WorkerId;
@@ -40,27 +44,40 @@ use ops::workers::WorkerId;
 const NAMES_TRIED: usize = 3;
 
 /// `destination` is where the client wants to go.
-pub async fn serve(
+pub fn serve(
     pod: Arc<PodProxy>,
     worker: WorkerId,
     client: TcpStream,
     peer: SocketAddr,
     destination: SocketAddr,
-) {
-    let source = match identify(&pod, peer, destination).await {
-        Ok(source) => source,
-        Err(failure) => {
-            pod.refuse_early(Reporter::Source, peer, destination, &failure);
-            return reset(client);
-        }
+) -> impl Future<Output = ()> + Send {
+    let relayed_for = Arc::clone(&pod);
+    let trace = rand::random();
+    let opening = async move {
+        let source = match identify(&pod, peer, destination).await {
+            Ok(source) => source,
+            Err(failure) => {
+                pod.refuse_early(Reporter::Source, peer, destination, &failure);
+                reset(client);
+                return None;
+            }
+        };
+        let connection = Connection {
+            worker,
+            peer,
+            destination,
+            source: &source,
+        };
+        let client = Client::captured(client);
+        Caller::of(&pod, connection, trace).open(client).await
     };
-    let connection = Connection {
-        worker,
-        peer,
-        destination,
-        source: &source,
-    };
-    carry_out(&pod, connection, Client::captured(client)).await;
+    // Boxed: large, and over soon, while what follows lives for days. Nor does an async block hold the two: it would have
+    // room for both at a time.
+    let life = Box::pin(opening).then(move |open| match open {
+        Some(open) => Either::Left(open.relay(relayed_for)),
+        None => Either::Right(ready(())),
+    });
+    life.instrument(debug_span!("outbound", id = format_args!("{trace:032x}")))
 }
 
 /// A connection whose two ends are known.
@@ -76,17 +93,15 @@ pub struct Connection<'a> {
 }
 
 /// Routes and relays a connection, to its end.
-pub async fn carry_out(pod: &PodProxy, connection: Connection<'_>, client: Client) {
-    let caller = Caller {
-        pod,
-        worker: connection.worker,
-        peer: connection.peer,
-        original: connection.destination,
-        source: connection.source,
-        trace: rand::random(),
-    };
+pub async fn carry_out(pod: &Arc<PodProxy>, connection: Connection<'_>, client: Client) {
+    let caller = Caller::of(pod, connection, rand::random());
     let span = debug_span!("outbound", id = format_args!("{:032x}", caller.trace));
-    caller.connection_of(client).instrument(span).await;
+    let life = async {
+        if let Some(open) = Box::pin(caller.open(client)).await {
+            open.relay(Arc::clone(pod)).await;
+        }
+    };
+    life.instrument(span).await;
 }
 
 /// Who connects.
@@ -114,18 +129,69 @@ struct Caller<'a> {
     trace: u128,
 }
 
-impl Caller<'_> {
-    async fn connection_of(&self, client: Client) {
+impl<'a> Caller<'a> {
+    fn of(pod: &'a PodProxy, connection: Connection<'a>, trace: u128) -> Self {
+        Self {
+            pod,
+            worker: connection.worker,
+            peer: connection.peer,
+            original: connection.destination,
+            source: connection.source,
+            trace,
+        }
+    }
+
+    /// Opens the way to the other end; none where the client was refused, which is recorded.
+    async fn open(&self, client: Client) -> Option<Open> {
         if let Err(failure) = self.learn().await {
             let pod = self.pod;
             pod.refuse_early(Reporter::Source, self.peer, self.original, &failure);
-            return client.refuse(&failure).await;
+            client.refuse(&failure).await;
+            return None;
         }
         match self.hop(&[]).await {
-            Ok(hop) => carry(self, client, hop).await,
+            Ok(hop) => self.open_by(client, hop).await,
             Err(refused) => {
                 let failure = self.refuse(refused);
                 client.refuse(&failure).await;
+                None
+            }
+        }
+    }
+
+    async fn open_by(&self, client: Client, hop: Hop) -> Option<Open> {
+        let pod = self.pod;
+        let reached = client.reached();
+        if hop.is_loop(reached) {
+            let failure = Failure::Loop(hop.to);
+            pod.refuse_early(Reporter::Source, self.peer, hop.to, &failure);
+            client.refuse(&failure).await;
+            return None;
+        }
+        let tracked = pod.connections.track(self.worker, None, hop.view(self));
+        let attempts = Attempts::new(self, reached);
+        let (record, connected) = attempts.connect(hop, &tracked).await;
+        let Connected { upstream, using } = match connected {
+            Ok(connected) => connected,
+            Err(failure) => {
+                let refusal = client.refusal(&failure);
+                record.close(Err(failure));
+                refusal.await;
+                return None;
+            }
+        };
+        match client.opened().await {
+            Ok(client) => Some(Open {
+                client,
+                upstream,
+                original: self.original,
+                record,
+                tracked,
+                using,
+            }),
+            Err(error) => {
+                record.close(Err(Failure::Copy(error.to_string())));
+                None
             }
         }
     }
@@ -199,11 +265,11 @@ impl Caller<'_> {
         route::route(&store, connection, &mut rand::rng())
     }
 
-    fn connection<'a>(
-        &'a self,
-        standings: &'a Standings,
-        tried: &'a [Endpoint],
-    ) -> route::Outbound<'a> {
+    fn connection<'s>(
+        &'s self,
+        standings: &'s Standings,
+        tried: &'s [Endpoint],
+    ) -> route::Outbound<'s> {
         route::Outbound {
             source: self.source,
             source_ip: self.peer.ip(),
@@ -228,43 +294,54 @@ impl Caller<'_> {
     }
 }
 
-async fn carry(caller: &Caller<'_>, client: Client, hop: Hop) {
-    let pod = caller.pod;
-    let reached = client.reached();
-    if hop.is_loop(reached) {
-        let failure = Failure::Loop(hop.to);
-        pod.refuse_early(Reporter::Source, caller.peer, hop.to, &failure);
-        return client.refuse(&failure).await;
+/// A connection whose other end is there.
+struct Open {
+    client: TcpStream,
+    upstream: Upstream,
+    /// Where the client wanted to go.
+    original: SocketAddr,
+    record: Record,
+    tracked: Tracked,
+    using: Option<Using>,
+}
+
+impl Open {
+    /// Carries it, to its end. What this returns is as large as the memory that an idle connection takes.
+    fn relay(self, pod: Arc<PodProxy>) -> impl Future<Output = ()> + Send {
+        let Self {
+            client,
+            upstream,
+            original,
+            record,
+            tracked,
+            using,
+        } = self;
+        let (meter, stop) = (record.meter(), tracked.stop());
+        let relay = match upstream {
+            Upstream::Tunnel(stream) => {
+                let relay = stream.relay(client, meter, stop);
+                Either::Left(relay.map(|outcome| result_of(outcome.end)))
+            }
+            // Those that take no tunnel are boxed, so that they make no other one larger.
+            Upstream::Plain(upstream) => {
+                let relay = hbone::relay_tcp(client, upstream, meter, stop);
+                let relay = relay.map(|outcome| result_of(outcome.end));
+                Either::Right(Box::pin(relay) as BoxFuture<'static, _>)
+            }
+            Upstream::SameNode(local) => {
+                let (meter, stop) = (Arc::clone(meter), stop.clone());
+                Either::Right(
+                    Box::pin(async move { local.relay(client, &meter, &stop).await }) as _,
+                )
+            }
+        };
+        relay.map(move |result| {
+            drop(using);
+            pod.habits.learn(original, record.meter());
+            record.close(result);
+            drop(tracked);
+        })
     }
-    let tracked = pod.connections.track(caller.worker, None, hop.view(caller));
-    let attempts = Attempts::new(caller, reached);
-    // Boxed: large, and over soon, while what follows lives for days.
-    let (record, connected) = Box::pin(attempts.connect(hop, &tracked)).await;
-    let Connected { upstream, using } = match connected {
-        Ok(connected) => connected,
-        Err(failure) => {
-            let refusal = client.refusal(&failure);
-            record.close(Err(failure));
-            return refusal.await;
-        }
-    };
-    let client = match client.opened().await {
-        Ok(client) => client,
-        Err(error) => return record.close(Err(Failure::Copy(error.to_string()))),
-    };
-    let (meter, stop) = (record.meter(), tracked.stop());
-    let result = match upstream {
-        // Those that take no tunnel are boxed, so that they make no other one larger.
-        Upstream::Plain(upstream) => {
-            let outcome = Box::pin(hbone::relay_tcp(client, upstream, meter, stop)).await;
-            result_of(outcome.end)
-        }
-        Upstream::Tunnel(stream) => result_of(stream.relay(client, meter, stop).await.end),
-        Upstream::SameNode(local) => Box::pin(local.relay(client, meter, stop)).await,
-    };
-    drop(using);
-    pod.habits.learn(caller.original, meter);
-    record.close(result);
 }
 
 fn labels(

@@ -8,6 +8,7 @@ mod admission;
 mod binding;
 mod certificates;
 mod connect;
+mod cutting;
 mod entrance;
 mod local_pods;
 mod permission;
@@ -20,6 +21,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use capture::Netns;
+use futures_util::FutureExt as _;
+use futures_util::future::Either;
+use hbone::BoxFuture;
 use identity::{CertificateError, CertificateSource, Certificates, WorkloadCertificate};
 use mesh::workload::TunnelProtocol;
 use mesh::{Recent, Workload};
@@ -39,6 +43,7 @@ use self::admission::Admitted;
 use self::binding::Held;
 use self::certificates::Patient;
 pub use self::connect::{CONNECT_TIMEOUT, OtherEnd, SeenSource};
+use self::cutting::UntilCut;
 use self::entrance::Entrance;
 pub use self::local_pods::LocalPods;
 pub use self::proxies::{PodState, Proxies, Remaining};
@@ -327,37 +332,38 @@ impl PodProxy {
         })
     }
 
-    async fn connection(
+    // Not an async function: it would have room for what it is given beside what becomes of that.
+    fn connection(
         self: Arc<Self>,
         taken: Taken,
         socket: TcpStream,
         peer: SocketAddr,
         place: Place,
         admitted: Admitted,
-    ) {
+    ) -> impl Future<Output = ()> + Send {
         let Admitted {
             _connection,
             half_open,
         } = admitted;
-        let _counted = self.shared.recorder.socket(taken.reporter());
+        let counted = self.shared.recorder.socket(taken.reporter());
         let cut = self.cut.clone();
         let worker = place.worker;
-        let served = async {
-            match taken {
-                Taken::Outbound(to) => outbound::serve(self, worker, socket, peer, to).await,
-                Taken::Plaintext(to) => passthrough::serve(self, worker, socket, peer, to).await,
-                // Boxed: few and large, they would make the others as large.
-                Taken::Hbone => {
-                    Box::pin(inbound::serve(self, worker, socket, peer, half_open)).await
-                }
-                Taken::Socks5 => Box::pin(socks5::serve(self, worker, socket, peer)).await,
+        let served = match taken {
+            Taken::Outbound(to) => Either::Left(outbound::serve(self, worker, socket, peer, to)),
+            // Boxed: few or large, they would make the others as large.
+            Taken::Plaintext(to) => {
+                Either::Right(Box::pin(passthrough::serve(self, worker, socket, peer, to))
+                    as BoxFuture<'static, _>)
+            }
+            Taken::Hbone => {
+                let served = inbound::serve(self, worker, socket, peer, half_open);
+                Either::Right(Box::pin(served) as _)
+            }
+            Taken::Socks5 => {
+                Either::Right(Box::pin(socks5::serve(self, worker, socket, peer)) as _)
             }
         };
-        tokio::select! {
-            biased;
-            () = cut.cancelled() => {}
-            () = served => {}
-        }
+        UntilCut::new(cut, served).map(move |()| drop((counted, _connection, place)))
     }
 
     /// Tunnels from this pod; each worker has its own, so that a tunnel never leaves it.
@@ -386,21 +392,16 @@ impl PodProxy {
     }
 
     /// Runs a task on the home worker: a drain waits for it, a cut ends it.
-    pub fn spawn(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
-        let proxy = Arc::clone(self);
-        let task = async move { proxy.until_cut(work).await };
+    pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let task = self.until_cut(work);
         self.shared
             .workers
             .spawn(self.home, self.tasks.track_future(task));
     }
 
     /// Does the work unless the pod's connections are cut meanwhile.
-    pub async fn until_cut(&self, work: impl Future<Output = ()>) {
-        tokio::select! {
-            biased;
-            () = self.cut.cancelled() => {}
-            () = work => {}
-        }
+    pub fn until_cut<F: Future<Output = ()>>(&self, work: F) -> UntilCut<F> {
+        UntilCut::new(self.cut.clone(), work)
     }
 
     /// Whether it takes new connections.

@@ -187,12 +187,13 @@ impl Progress {
 ///
 /// Not an `async fn`: a future that is dropped before its first poll resets both sides too, and it keeps no second
 /// copy of its arguments.
-pub(crate) fn relay_stream<'a>(
+pub(crate) fn relay_stream(
     stream: LibraryStream,
     socket: TcpStream,
-    meter: &'a Meter,
-    stop: &'a Stop,
-) -> impl Future<Output = Outcome> + Send + use<'a> {
+    meter: &Arc<Meter>,
+    stop: &Stop,
+) -> impl Future<Output = Outcome> + Send + use<> {
+    let (meter, stop) = (Arc::clone(meter), stop.clone());
     let mut near = SocketGuard::new(socket);
     let mut far = StreamGuard::new(stream);
     let progress = Progress::default();
@@ -203,18 +204,18 @@ pub(crate) fn relay_stream<'a>(
             let mut sink = TunnelSink(&mut far.stream.transmit);
             let receive = &mut far.stream.receive;
             let up = async {
-                match carry(&mut inlet, &mut sink, meter, Way::Sent, &progress).await {
+                match carry(&mut inlet, &mut sink, &meter, Way::Sent, &progress).await {
                     carry::Fault::Source(error) => Fault::near(error),
                     carry::Fault::Sink(broken) => Fault::far(broken),
                 }
             };
             let down = async {
-                match deliver(receive, &mut write, meter, &progress).await {
+                match deliver(receive, &mut write, &meter, &progress).await {
                     deliver::Fault::Source(error) => Fault::far(error),
                     deliver::Fault::Sink(error) => Fault::near(error),
                 }
             };
-            until_end(up, down, &progress, stop).await
+            until_end(up, down, &progress, &stop).await
         };
         let end = match (end, far.stream.fate.withdrawn()) {
             (End::Finished, _) => End::Finished,
@@ -231,18 +232,19 @@ pub(crate) fn relay_stream<'a>(
             End::Reset { by: Side::Near } => tokio::task::yield_now().await,
             _ => {}
         }
-        outcome(meter, end)
+        outcome(&meter, end)
     }
 }
 
 /// Copies between two sockets, for traffic that takes no tunnel, by the same rules as
 /// [`Stream::relay`](crate::Stream::relay). A direction that has become bulk is spliced: its bytes stay in the kernel.
-pub fn relay_tcp<'a>(
+pub fn relay_tcp(
     near: TcpStream,
     far: TcpStream,
-    meter: &'a Meter,
-    stop: &'a Stop,
-) -> impl Future<Output = Outcome> + Send + use<'a> {
+    meter: &Arc<Meter>,
+    stop: &Stop,
+) -> impl Future<Output = Outcome> + Send + use<> {
+    let (meter, stop) = (Arc::clone(meter), stop.clone());
     let mut near = SocketGuard::new(near);
     let mut far = SocketGuard::new(far);
     let progress = Progress::default();
@@ -253,7 +255,7 @@ pub fn relay_tcp<'a>(
             let (mut near_inlet, mut far_inlet) = (Inlet::new(near_read), Inlet::new(far_read));
             let (mut near_sink, mut far_sink) = (TcpSink(near_write), TcpSink(far_write));
             let up = async {
-                match carry(&mut near_inlet, &mut far_sink, meter, Way::Sent, &progress).await {
+                match carry(&mut near_inlet, &mut far_sink, &meter, Way::Sent, &progress).await {
                     carry::Fault::Source(error) => Fault::near(error),
                     carry::Fault::Sink(broken) => Fault::far(broken),
                 }
@@ -262,7 +264,7 @@ pub fn relay_tcp<'a>(
                 match carry(
                     &mut far_inlet,
                     &mut near_sink,
-                    meter,
+                    &meter,
                     Way::Received,
                     &progress,
                 )
@@ -272,13 +274,13 @@ pub fn relay_tcp<'a>(
                     carry::Fault::Sink(broken) => Fault::near(broken),
                 }
             };
-            until_end(up, down, &progress, stop).await
+            until_end(up, down, &progress, &stop).await
         };
         if matches!(end, End::Finished) {
             near.in_order();
             far.in_order();
         }
-        outcome(meter, end)
+        outcome(&meter, end)
     }
 }
 
@@ -387,7 +389,7 @@ mod tests {
 
     #[test]
     fn futures_of_relays_stay_small() {
-        type Given<'a, S> = (S, TcpStream, &'a Meter, &'a Stop);
+        type Given<'a, S> = (S, TcpStream, &'a Arc<Meter>, &'a Stop);
         let stream = size_of_future(|(a, b, c, d): Given<'_, _>| relay_stream(a, b, c, d));
         let tcp = size_of_future(|(a, b, c, d): Given<'_, _>| relay_tcp(a, b, c, d));
         assert!(

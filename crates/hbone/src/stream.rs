@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use h2::{Reason, RecvStream, SendStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
@@ -56,12 +57,12 @@ impl Stream {
     /// What leaves has been gathered already: whoever made the socket has set TCP_NODELAY.
     ///
     /// Dropping the future before it is done resets both sides too.
-    pub fn relay<'a>(
+    pub fn relay(
         self,
         socket: TcpStream,
-        meter: &'a Arc<Meter>,
-        stop: &'a Stop,
-    ) -> impl Future<Output = Outcome> + Send + use<'a> {
+        meter: &Arc<Meter>,
+        stop: &Stop,
+    ) -> impl Future<Output = Outcome> + Send + use<> {
         let Self { inner, _slot } = self;
         let relay = match inner {
             Inner::Own(stream) => Either::Left(engine::stream::relay(stream, socket, meter, stop)),
@@ -70,10 +71,11 @@ impl Stream {
                 Either::Right(Box::pin(relay::relay_stream(stream, socket, meter, stop)))
             }
         };
-        async move {
-            let _slot = _slot;
-            relay.await
-        }
+        // Not an async block: it would have room for the relay twice, before it begins and while it lasts.
+        relay.map(move |outcome| {
+            drop(_slot);
+            outcome
+        })
     }
 
     /// Ready when the peer has given the stream up or its tunnel broke, also where nothing is left to read.

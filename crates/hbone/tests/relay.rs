@@ -444,7 +444,9 @@ async fn tcp_relay(stop: Stop) -> (TcpStream, TcpStream, tokio::task::JoinHandle
     let (near, captured) = tcp_pair().await;
     let (dialled, far) = tcp_pair().await;
     let relay =
-        tokio::spawn(async move { relay_tcp(captured, dialled, &Meter::new(), &stop).await });
+        tokio::spawn(
+            async move { relay_tcp(captured, dialled, &Arc::new(Meter::new()), &stop).await },
+        );
     (near, far, relay)
 }
 

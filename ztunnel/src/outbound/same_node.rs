@@ -151,7 +151,7 @@ impl Local {
             tracked,
             ..
         } = arrived;
-        let both = Meter::of_both_ends(meter, record.meter());
+        let both = Arc::new(Meter::of_both_ends(meter, record.meter()));
         // Whatever comes before the relay's own end drops it, and so resets both sides.
         tokio::select! {
             biased;

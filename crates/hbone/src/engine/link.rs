@@ -57,7 +57,8 @@ pub(crate) struct Attachment {
     pub(super) sink: Option<Sink>,
     /// What broke `sink`.
     pub(super) sink_fault: Option<io::Error>,
-    pub(super) answer: Option<Response<()>>,
+    /// Boxed: it is there for a moment, and its place for as long as the stream.
+    pub(super) answer: Option<Box<Response<()>>>,
     pub(super) receiver: Option<Waker>,
     pub(super) sender: Option<Waker>,
     waits: bool,

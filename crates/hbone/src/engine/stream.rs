@@ -53,7 +53,7 @@ impl OwnStream {
             let core = &mut *self.link.lock();
             let user = &mut core.session.entry(self.slot).user;
             if let Some(answer) = user.answer.take() {
-                return Poll::Ready(Ok(answer));
+                return Poll::Ready(Ok(*answer));
             }
             register(&mut user.receiver, cx);
             match core.broken(self.slot) {
@@ -179,13 +179,14 @@ impl AsyncWrite for OwnStream {
 }
 
 /// Between a socket and a stream, as [`Stream::relay`](crate::Stream::relay) promises.
-pub(crate) fn relay<'a>(
+pub(crate) fn relay(
     stream: OwnStream,
     socket: TcpStream,
-    meter: &'a Arc<Meter>,
-    stop: &'a Stop,
-) -> impl Future<Output = Outcome> + Send + use<'a> {
+    meter: &Arc<Meter>,
+    stop: &Stop,
+) -> impl Future<Output = Outcome> + Send + use<> {
     let mut relay = Relay::new(stream, socket, meter);
+    let stop = stop.clone();
     async move {
         let mut stopped = std::pin::pin!(stop.stopped());
         let end = poll_fn(|cx| {
@@ -198,7 +199,7 @@ pub(crate) fn relay<'a>(
         if matches!(end, End::Finished) {
             relay.in_order();
         }
-        outcome(meter, end)
+        outcome(&relay.meter, end)
     }
 }
 

@@ -310,7 +310,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Driver<T> {
                 }
                 Event::Answer { slot, response } => {
                     let user = &mut core.session.entry(slot).user;
-                    user.answer = Some(response);
+                    user.answer = Some(Box::new(response));
                     wake(&mut user.receiver);
                 }
                 Event::Cut { slot } => core.session.entry(slot).user.wake(),
