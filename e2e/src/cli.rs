@@ -3,13 +3,15 @@
 //!
 //! Commands that enter namespaces do so before anything starts a thread; the others may use a runtime.
 
+mod objects;
+
 use std::ffi::OsString;
-use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -29,8 +31,7 @@ use crate::topology::{Cluster, Layout, Node, Place};
 use crate::traffic::client::{Conversation, converse};
 use crate::traffic::server::{Service, serve};
 use crate::{
-    binaries, conformance, gateway, hostile, lab, link, manifests, namespaces, native, peers,
-    status, tour,
+    binaries, conformance, gateway, hostile, lab, link, namespaces, native, peers, status, tour,
 };
 
 /// A real two-node ambient mesh on this machine: every node and pod is a network namespace, every program the one that
@@ -75,6 +76,20 @@ enum Verb {
     )]
     Apply {
         file: PathBuf,
+        /// Which cluster's, where there are two
+        #[arg(long, default_value = "1", value_name = "N")]
+        cluster: Cluster,
+    },
+    /// Give an object of the lab's cluster labels, and take others away
+    #[command(
+        after_help = "Examples:\n  e2e label namespace outside istio.io/dataplane-mode=ambient\n  e2e label ns outside istio.io/dataplane-mode-"
+    )]
+    Label {
+        kind: String,
+        name: String,
+        /// NAME=VALUE to give one, NAME- to take it away
+        #[arg(required = true)]
+        labels: Vec<String>,
         /// Which cluster's, where there are two
         #[arg(long, default_value = "1", value_name = "N")]
         cluster: Cluster,
@@ -205,6 +220,9 @@ struct Up {
         conflicts_with = "once"
     )]
     layout: Layout,
+    /// Keep the cluster's objects in a real API server, with Kubernetes' controllers (e2e/kubernetes/build brings them)
+    #[arg(long)]
+    api_server: bool,
     /// Start without proving anything
     #[arg(long, conflicts_with = "once")]
     no_tour: bool,
@@ -266,7 +284,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Verb::Exec(exec) => execute(&environment, &name, exec),
         Verb::Apply { file, cluster } => {
             let access = Access::to_running(&environment, &name)?;
-            apply(&access.in_cluster(cluster), &file)
+            objects::apply(&access.in_cluster(cluster), &file)
         }
         Verb::Delete {
             kind,
@@ -274,7 +292,16 @@ fn run(cli: Cli) -> Result<ExitCode> {
             cluster,
         } => {
             let access = Access::to_running(&environment, &name)?;
-            delete(&access.in_cluster(cluster), &kind, &object)
+            objects::delete(&access.in_cluster(cluster), &kind, &object)
+        }
+        Verb::Label {
+            kind,
+            name: object,
+            labels,
+            cluster,
+        } => {
+            let access = Access::to_running(&environment, &name)?;
+            objects::label(&access.in_cluster(cluster), &kind, &object, &labels)
         }
         Verb::Status { output } => show_status(&environment, &name, output),
         Verb::Capture(arguments) => capture(&environment, &name, &arguments),
@@ -416,6 +443,10 @@ async fn local<T>(work: impl Future<Output = T>) -> T {
 }
 
 fn start(environment: &Environment, name: &str, up: &Up) -> Result<ExitCode> {
+    ensure!(
+        !up.api_server || up.layout == Layout::OneCluster,
+        "--api-server is for a lab of one cluster"
+    );
     // Said before anything is built.
     drop(StateDir::of_lab(&environment.state_root()?, name)?.lock()?);
     let executable = std::env::current_exe().context("the path of this program")?;
@@ -439,6 +470,7 @@ fn start(environment: &Environment, name: &str, up: &Up) -> Result<ExitCode> {
         layout: up.layout,
         keep: up.keep,
         disks: Disks::Shared,
+        api_server: up.api_server,
     };
     let mut lab = Lab::start(environment, &options, |line| eprintln!("  {line}"))?;
     let _link = up.link.as_ref().map(|terms| lab.link(terms)).transpose()?;
@@ -522,6 +554,9 @@ fn enter_lab(options: &LabOptions) -> Result<ExitCode> {
         if options.keep {
             command.arg("--keep");
         }
+        if options.api_server {
+            command.arg("--api-server");
+        }
         namespaces::run_through(command)
     });
     if let Err(error) = &outcome {
@@ -566,36 +601,6 @@ fn execute(environment: &Environment, name: &str, exec: Exec) -> Result<ExitCode
     );
     command.args(arguments);
     namespaces::run_through(command)
-}
-
-fn apply(access: &Access, file: &Path) -> Result<ExitCode> {
-    let text = if file == Path::new("-") {
-        let mut text = String::new();
-        std::io::stdin()
-            .read_to_string(&mut text)
-            .context("cannot read standard input")?;
-        text
-    } else {
-        std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?
-    };
-    let shown = if file == Path::new("-") {
-        "stdin.yaml".into()
-    } else {
-        file.to_string_lossy()
-    };
-    for applied in
-        runtime()?.block_on(manifests::apply(&access.state().manifests(), &shown, &text))?
-    {
-        println!("{applied}");
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-fn delete(access: &Access, kind: &str, object: &str) -> Result<ExitCode> {
-    let key = manifests::parse_key(kind, object)?;
-    manifests::delete(&access.state().manifests(), &key)?;
-    println!("{key} deleted");
-    Ok(ExitCode::SUCCESS)
 }
 
 fn show_status(environment: &Environment, name: &str, output: Output) -> Result<ExitCode> {

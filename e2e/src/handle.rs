@@ -42,6 +42,8 @@ pub struct Start {
     pub layout: Layout,
     pub keep: bool,
     pub disks: Disks,
+    /// Keep its objects in an API server.
+    pub api_server: bool,
 }
 
 /// A running lab. It ends when this is dropped, or with this process.
@@ -92,6 +94,9 @@ impl Lab {
         }
         if start.keep {
             command.arg("--keep");
+        }
+        if start.api_server {
+            command.arg("--api-server");
         }
         // A group of its own: an interrupt from the terminal ends the lab by its lifeline, in order.
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
@@ -222,6 +227,7 @@ pub struct Shared {
     /// Makes a manifest that is applied before anything starts.
     changes: Option<fn() -> String>,
     disks: Disks,
+    api_server: bool,
     lab: OnceLock<Result<Lab, String>>,
 }
 
@@ -239,8 +245,16 @@ impl Shared {
             layout,
             changes: None,
             disks: Disks::Shared,
+            api_server: false,
             lab: OnceLock::new(),
         }
+    }
+
+    /// The same, with its objects in an API server.
+    pub const fn on_api_server(file: &'static str, executable: &'static str) -> Self {
+        let mut shared = Self::new(file, executable);
+        shared.api_server = true;
+        shared
     }
 
     /// The same, where disks are soon full.
@@ -251,6 +265,7 @@ impl Shared {
             layout: Layout::OneCluster,
             changes: None,
             disks: Disks::Small,
+            api_server: false,
             lab: OnceLock::new(),
         }
     }
@@ -267,6 +282,7 @@ impl Shared {
             layout: Layout::OneCluster,
             changes: Some(changes),
             disks: Disks::Shared,
+            api_server: false,
             lab: OnceLock::new(),
         }
     }
@@ -304,6 +320,7 @@ impl Shared {
             layout: self.layout,
             keep: false,
             disks: self.disks,
+            api_server: self.api_server,
         };
         Lab::start(&environment, &start, |_progress| {})
     }

@@ -15,7 +15,8 @@ mod cluster;
 mod gate;
 mod server;
 
-pub use admin::{Admin, definition, path};
+pub use admin::{Admin, End, TokenRequest, definition, path};
 pub use assets::assets;
 pub use cluster::{Cluster, Write};
 pub use gate::Gate;
+pub use server::{API_SERVER, Terms};

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The lab's own process: pid 1 of its pid namespace, the parent of everything that runs in the lab.
 //!
-//! It builds the network, writes the built-in cluster, starts the control plane and plays the kubelet of both nodes. It
+//! It builds the network, starts an API server if its objects are to be there, writes the built-in cluster, starts the control plane and plays the kubelet of both nodes. It
 //! ends when its standard input does, so it never outlives whoever started it. On standard output it says how far it is,
 //! one [`Message`] a line.
 
+pub mod api_server;
 pub mod cgroups;
 pub mod container;
 pub mod control_plane;
 pub mod in_force;
 pub mod kubelet;
+pub mod objects;
 pub mod probe;
 pub mod resolver;
 pub mod sandbox;
@@ -25,10 +27,12 @@ use serde::{Deserialize, Serialize};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use crate::lab::api_server::ApiServer;
 use crate::lab::cgroups::Cgroups;
 use crate::lab::container::Programs;
 use crate::lab::control_plane::ControlPlane;
 use crate::lab::kubelet::Kubelet;
+use crate::lab::objects::Objects;
 use crate::lab::resolver::Resolver;
 use crate::lifeline::input_ended;
 use crate::state::{Disks, LabRecord, StateDir, process_start, write_json};
@@ -60,6 +64,9 @@ pub struct LabOptions {
     /// Where its files lie
     #[arg(long, value_enum, default_value = "shared")]
     pub disks: Disks,
+    /// Keep its objects in an API server
+    #[arg(long)]
+    pub api_server: bool,
 }
 
 /// What the lab process tells whoever started it.
@@ -126,6 +133,9 @@ fn live(options: &LabOptions) -> Result<()> {
     // The node agent recognises health checks by the process that makes them.
     launch::name_process("kubelet")?;
     network::build(&state, options.layout)?;
+    if options.api_server {
+        network::join_link(crate::topology::api_server())?;
+    }
     progress("two nodes and the link between them are up");
 
     let record = LabRecord {
@@ -136,6 +146,7 @@ fn live(options: &LabOptions) -> Result<()> {
         bin_dir: options.bin_dir.clone(),
         layout: options.layout,
         disks: options.disks,
+        api_server: options.api_server,
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -167,13 +178,26 @@ async fn operate(options: &LabOptions, state: &StateDir, record: &LabRecord) -> 
 
     let issuer = Rc::new(TokenIssuer::generate()?);
     let layout = options.layout;
+    let server = match options.api_server {
+        true => Some(ApiServer::start(state).await?),
+        false => None,
+    };
+    let mut clusters = Vec::new();
     for cluster in layout.clusters() {
         let state = state.of_cluster(*cluster);
+        let objects = match &server {
+            Some(server) => server.objects().await?,
+            None => Objects::of_folder(&state, issuer.clone())?,
+        };
         write_json(&state.jwks(), &issuer.jwks()?)?;
-        apply_built_in(&state, layout).await?;
+        apply_built_in(&objects, *cluster, layout).await?;
         if let Some(folder) = &options.manifests {
-            apply_folder(&state, folder).await?;
+            apply_folder(&objects, folder).await?;
         }
+        clusters.push((state, Rc::new(objects)));
+    }
+    if server.is_some() {
+        progress("the API server serves, and holds the built-in cluster");
     }
     write_json(&state.record(), record)?;
     let programs = Rc::new(Programs {
@@ -182,12 +206,16 @@ async fn operate(options: &LabOptions, state: &StateDir, record: &LabRecord) -> 
     });
     let resolver = Resolver::start(state, programs.clone());
     let mut control_planes = Vec::new();
-    for cluster in layout.clusters() {
-        let state = state.of_cluster(*cluster);
-        if *cluster != Cluster::First {
-            share_root(&state)?;
+    for (state, _) in &clusters {
+        let cluster = state.cluster();
+        if cluster != Cluster::First {
+            share_root(state)?;
         }
-        let mut control_plane = ControlPlane::start(&state, programs.clone())?;
+        let source = match &server {
+            Some(server) => server.control_plane_arguments()?,
+            None => control_plane::of_manifests(state),
+        };
+        let mut control_plane = ControlPlane::start(state, programs.clone(), source)?;
         // A node's daemons mount the roots that the control plane publishes, so no kubelet could start them earlier.
         tokio::select! {
             outcome = control_plane.ready() => outcome?,
@@ -198,13 +226,12 @@ async fn operate(options: &LabOptions, state: &StateDir, record: &LabRecord) -> 
     }
     let cgroups = Rc::new(Cgroups::make());
     let mut kubelets = Vec::new();
-    for cluster in layout.clusters() {
-        let state = state.of_cluster(*cluster);
+    for (state, objects) in clusters {
         kubelets.push(Kubelet::start(
             state,
             layout,
             programs.clone(),
-            issuer.clone(),
+            objects,
             cgroups.clone(),
         )?);
     }
@@ -228,23 +255,27 @@ async fn operate(options: &LabOptions, state: &StateDir, record: &LabRecord) -> 
     for control_plane in control_planes {
         control_plane.stop().await;
     }
+    if let Some(server) = server {
+        server.stop().await;
+    }
     resolver.stop().await;
     Ok(())
 }
 
 /// What a cluster starts with: of the built-in manifests what runs on its nodes, and what its network needs.
-async fn apply_built_in(state: &StateDir, layout: Layout) -> Result<()> {
-    let cluster = state.cluster();
+async fn apply_built_in(objects: &Objects, cluster: Cluster, layout: Layout) -> Result<()> {
     for (name, text) in manifests::BUILT_IN {
         let text = manifests::on_nodes(text, layout.nodes(cluster))
             .with_context(|| format!("built-in {name}"))?;
-        manifests::apply(&state.manifests(), name, &text)
+        objects
+            .apply(name, &text)
             .await
             .with_context(|| format!("built-in {name}"))?;
     }
     if layout == Layout::TwoNetworks {
         let (name, text) = manifests::of_network(cluster);
-        manifests::apply(&state.manifests(), name, text)
+        objects
+            .apply(name, text)
             .await
             .with_context(|| format!("built-in {name}"))?;
     }
@@ -285,7 +316,7 @@ async fn wait_for_the_end(stop: CancellationToken) {
     stop.cancel();
 }
 
-async fn apply_folder(state: &StateDir, folder: &std::path::Path) -> Result<()> {
+async fn apply_folder(objects: &Objects, folder: &std::path::Path) -> Result<()> {
     let entries =
         std::fs::read_dir(folder).with_context(|| format!("--manifests {}", folder.display()))?;
     let mut paths: Vec<PathBuf> = entries
@@ -299,7 +330,7 @@ async fn apply_folder(state: &StateDir, folder: &std::path::Path) -> Result<()> 
     for path in paths {
         let text = std::fs::read_to_string(&path)
             .with_context(|| format!("cannot read {}", path.display()))?;
-        manifests::apply(&state.manifests(), &path.to_string_lossy(), &text).await?;
+        objects.apply(&path.to_string_lossy(), &text).await?;
     }
     Ok(())
 }

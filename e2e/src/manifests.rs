@@ -5,6 +5,9 @@
 //! deleting it removes a file. What is applied is read by the same code that the control plane reads it with, before
 //! anything is stored: a mistake is answered with file, line, object and field.
 
+pub mod served;
+
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -102,6 +105,45 @@ pub async fn apply(directory: &Path, name: &str, text: &str) -> Result<Vec<Appli
     Ok(stored.into_iter().map(|(_, _, applied)| applied).collect())
 }
 
+/// Labels to give, and those to take away.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Labels(BTreeMap<String, Option<String>>);
+
+impl Labels {
+    /// Of the words `NAME=VALUE` and `NAME-`.
+    pub fn read(words: &[String]) -> Result<Self> {
+        let read = words.iter().map(|word| {
+            let label = match word.split_once('=') {
+                Some((name, value)) => Some((name.to_owned(), Some(value.to_owned()))),
+                None => word.strip_suffix('-').map(|name| (name.to_owned(), None)),
+            };
+            label
+                .filter(|(name, _)| !name.is_empty())
+                .with_context(|| format!("`{word}`: expected NAME=VALUE, or NAME- to take it away"))
+        });
+        read.collect::<Result<_>>().map(Self)
+    }
+}
+
+/// Gives an object labels and takes others away. Says so if there is none.
+pub fn label(directory: &Path, key: &ObjectKey, labels: &Labels) -> Result<()> {
+    let path = file_of(directory, key);
+    let mut object =
+        read_stored(&path).with_context(|| format!("there is no {key} in this lab"))?;
+    let metadata = object["metadata"].as_object_mut();
+    let metadata = metadata.with_context(|| format!("{key} has no metadata"))?;
+    let held = metadata.entry("labels").or_insert_with(|| json!({}));
+    let held = held.as_object_mut();
+    let held = held.with_context(|| format!("{key}: metadata.labels: is no map"))?;
+    for (name, value) in &labels.0 {
+        match value {
+            Some(value) => held.insert(name.clone(), json!(value)),
+            None => held.remove(name),
+        };
+    }
+    store(&path, &object)
+}
+
 /// Removes an object. Says so if there is none. A pod that runs on a node is only marked, as an API server does it: its
 /// kubelet ends it first, and then [`finalize`]s it.
 pub fn delete(directory: &Path, key: &ObjectKey) -> Result<()> {
@@ -148,6 +190,11 @@ fn mark_deleted(pod: &mut Value) -> Option<bool> {
 
 fn is_leaving(pod: &Value) -> bool {
     pod["metadata"]["deletionTimestamp"].is_string()
+}
+
+/// The object with this key, if there is one.
+pub fn stored(directory: &Path, key: &ObjectKey) -> Option<Value> {
+    read_stored(&file_of(directory, key))
 }
 
 /// The object in a file, if there is one.
@@ -418,6 +465,40 @@ mod tests {
         );
         let (again, _) = read_all(folder.path()).await.unwrap();
         assert_eq!(objects[0].uid(), again[0].uid());
+    }
+
+    #[tokio::test]
+    async fn labels_are_given_and_taken_away_and_the_rest_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let text =
+            "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, labels: {a: one, b: two}}\n";
+        let key = apply(folder.path(), "a.yaml", text)
+            .await
+            .unwrap()
+            .remove(0)
+            .key;
+        let words = ["a-", "c=", "istio.io/dataplane-mode=ambient"].map(str::to_owned);
+        label(folder.path(), &key, &Labels::read(&words).unwrap()).unwrap();
+        let (objects, _) = read_all(folder.path()).await.unwrap();
+        let held: Vec<_> = objects[0]
+            .labels()
+            .iter()
+            .map(|(k, v)| (&**k, &**v))
+            .collect();
+        assert_eq!(
+            held,
+            [
+                ("b", "two"),
+                ("c", ""),
+                ("istio.io/dataplane-mode", "ambient")
+            ]
+        );
+        for wrong in ["a", "=b", "-"] {
+            let error = Labels::read(&[wrong.to_owned()]).unwrap_err().to_string();
+            assert!(error.contains(wrong), "{error}");
+        }
+        let none = ObjectKey::cluster_wide(Kind::Namespace, "none");
+        assert!(label(folder.path(), &none, &Labels::read(&words).unwrap()).is_err());
     }
 
     #[tokio::test]

@@ -75,6 +75,17 @@ pub fn build(state: &StateDir, layout: Layout) -> Result<()> {
     )
 }
 
+/// Gives the namespace of the calling process, in which the nodes' bridge stands, a place on it and a loopback.
+pub fn join_link(addresses: Pair) -> Result<()> {
+    let here = Netns::current().context("the lab's own network namespace")?;
+    here.loopback_up()
+        .context("cannot bring up the loopback device")?;
+    conversation(&here, async move |link| {
+        let bridge = index(&link, LINK_BRIDGE).await?;
+        address(&link, bridge, addresses).await
+    })
+}
+
 /// Makes a place on the link that pods of these nodes can be answered from.
 fn attach_beside(
     state: &StateDir,

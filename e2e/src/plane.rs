@@ -40,6 +40,16 @@ pub struct ControlPlane {
 impl ControlPlane {
     /// Starts it and waits until it knows the cluster. Whatever it leaves goes below `root`.
     pub async fn start(programs: &Path, root: &Path, source: Source<'_>) -> Result<Self> {
+        Self::start_with(programs, root, source, &[]).await
+    }
+
+    /// The same with variables besides those of this process.
+    pub async fn start_with(
+        programs: &Path,
+        root: &Path,
+        source: Source<'_>,
+        variables: &[(&str, &Path)],
+    ) -> Result<Self> {
         std::fs::create_dir_all(root)?;
         let state = root.join("state");
         let (source, token) = match source {
@@ -53,6 +63,7 @@ impl ControlPlane {
         let log = std::fs::File::create(root.join("log"))?;
         let mut process = Command::new(programs.join("istiod-lite"))
             .args(source)
+            .envs(variables.iter().copied())
             .arg(format!("--state={}", state.display()))
             .arg(format!("--audience={AUDIENCE}"))
             .arg(format!("--listen={listen}"))

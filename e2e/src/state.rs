@@ -11,6 +11,8 @@
 //!      /logs/NAME.log         what a daemon or container printed
 //!      /node-a/ /node-b/      sockets, tokens, CNI configuration of a node
 //!      /down/NAME             the daemon or pod of that log name is not to be started
+//!      /kubernetes/           with an API server: its files, and the kubeconfig of whoever may do everything (admin.json)
+//!      /in-force/             what readers of a broken manifest go by; with an API server, the cluster as last seen
 //!      /istiod/               state of the control plane: its CA, roots, the keys tokens are checked with
 //!      /manifests-2/ /istiod-2/  the same for the second cluster, where there is one
 //! ```
@@ -82,9 +84,24 @@ impl StateDir {
         self.root.join(self.cluster.file("manifests"))
     }
 
-    /// While a manifest is broken, what its readers go by.
+    /// While a manifest is broken, what its readers go by. With an API server, what it has said last, always.
     pub fn in_force(&self) -> PathBuf {
         self.root.join(self.cluster.file("in-force"))
+    }
+
+    /// Where the API server's files lie, if there is one.
+    pub fn kubernetes(&self) -> PathBuf {
+        self.root.join("kubernetes")
+    }
+
+    /// How the API server is reached by whoever may do everything, from anywhere in the lab.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.kubernetes().join("admin.json")
+    }
+
+    /// Its process, as the lab sees it.
+    pub fn api_server_pid(&self) -> PathBuf {
+        self.root.join("kube-apiserver.pid")
     }
 
     /// What has a disk of its own where disks are small.
@@ -300,6 +317,9 @@ pub struct LabRecord {
     pub layout: Layout,
     #[serde(default)]
     pub disks: Disks,
+    /// Whether its objects are an API server's.
+    #[serde(default)]
+    pub api_server: bool,
 }
 
 /// Where the files of a lab lie.

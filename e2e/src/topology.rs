@@ -6,7 +6,8 @@
 //!     └ eth0 10.77.0.1 ──────────┐        ┌────────── eth0 10.77.0.2 ┘
 //!                                link bridge
 //!                                     ├── istiod-lite 10.77.0.10
-//!                                     └── resolver 10.77.0.53
+//!                                     ├── resolver 10.77.0.53
+//!                                     └── kube-apiserver 10.77.0.20, where there is one
 //! ```
 //! Every IPv4 address has an IPv6 twin: 10.77.x.y is fd77:x::y.
 
@@ -16,6 +17,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
+use cluster::{Kind, ObjectKey};
 use serde::{Deserialize, Serialize};
 
 pub use self::clusters::{Cluster, Layout};
@@ -142,6 +144,14 @@ pub fn resolver() -> Pair {
     Pair::of(0, 53)
 }
 
+/// Where the lab's API server is found, if it has one: on the link, at no node.
+pub fn api_server() -> Pair {
+    Pair::of(0, 20)
+}
+
+/// The port of the API server.
+pub const API_SERVER_PORT: u16 = 6443;
+
 /// A part of the lab that has a network namespace of its own and a name to be called by.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
@@ -184,6 +194,11 @@ impl PodName {
             namespace: namespace.into(),
             name: name.into(),
         }
+    }
+
+    /// The pod among the cluster's objects.
+    pub fn key(&self) -> ObjectKey {
+        ObjectKey::namespaced(Kind::Pod, &self.namespace, &self.name)
     }
 
     /// A name fit for files and network devices' aliases.

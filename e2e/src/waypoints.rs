@@ -2,7 +2,11 @@
 //! Waypoints as the lab has them: a Gateway, and what its controller would make of it.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
+use anyhow::{Context as _, Result};
+
+use crate::handle::{Access, eventually};
 use crate::topology::{Node, TRUST_DOMAIN};
 
 /// A waypoint of one pod.
@@ -32,9 +36,50 @@ impl Waypoint {
         format!("{}/{}", self.namespace, self.name)
     }
 
+    /// Has the lab run it and returns the pod, as `namespace/name`, once it is ready. Where an API server leads, the
+    /// control plane makes of the Gateway what else there has to be, and Kubernetes its pod.
+    pub fn deploy(&self, lab: &Access) -> Result<String> {
+        if !lab.has_api_server()? {
+            lab.apply(&self.manifest())?;
+            lab.wait_ready(&self.pod())?;
+            return Ok(self.pod());
+        }
+        lab.apply(&self.own())?;
+        let prefix = format!("{}-", self.name);
+        let pod = eventually("the waypoint has a pod", Duration::from_secs(60), || {
+            let pods = lab.state().pods()?;
+            let found = pods
+                .into_iter()
+                .map(|record| record.pod)
+                .find(|pod| pod.namespace == self.namespace && pod.name.starts_with(&prefix));
+            found.context("no pod yet")
+        })?;
+        lab.wait_ready(&pod.to_string())?;
+        Ok(pod.to_string())
+    }
+
     /// All of its objects.
     pub fn manifest(&self) -> String {
         self.gateway() + &self.pod_manifest(self.name, self.node)
+    }
+
+    /// The Gateway alone.
+    fn own(&self) -> String {
+        let Self {
+            namespace,
+            name,
+            serves,
+            ..
+        } = self;
+        format!(
+            r#"apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {{name: {name}, namespace: {namespace}, labels: {{istio.io/waypoint-for: {serves}}}}}
+spec:
+  gatewayClassName: istio-waypoint
+  listeners: [{{name: mesh, port: 15008, protocol: HBONE, allowedRoutes: {{namespaces: {{from: All}}}}}}]
+"#
+        )
     }
 
     /// Without a pod: a way that leads nowhere.
@@ -42,22 +87,16 @@ impl Waypoint {
         let Self {
             namespace,
             name,
-            serves,
             number,
             ..
         } = self;
+        let own = self.own();
         format!(
             r#"apiVersion: v1
 kind: ServiceAccount
 metadata: {{name: {name}, namespace: {namespace}}}
 ---
-apiVersion: gateway.networking.k8s.io/v1
-kind: Gateway
-metadata: {{name: {name}, namespace: {namespace}, labels: {{istio.io/waypoint-for: {serves}}}}}
-spec:
-  gatewayClassName: istio-waypoint
-  listeners: [{{name: mesh, port: 15008, protocol: HBONE, allowedRoutes: {{namespaces: {{from: All}}}}}}]
-status: {{addresses: [{{type: Hostname, value: {name}.{namespace}.svc.cluster.local}}]}}
+{own}status: {{addresses: [{{type: Hostname, value: {name}.{namespace}.svc.cluster.local}}]}}
 ---
 apiVersion: v1
 kind: Service

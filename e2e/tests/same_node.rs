@@ -47,6 +47,7 @@ fn start() -> Result<Lab> {
         layout: Layout::OneCluster,
         keep: false,
         disks: Default::default(),
+        api_server: false,
     };
     let lab = Lab::start(&environment, &start, |_progress| {})?;
     // Without certificates at hand connections take the tunnel, which is right and not what is tested here.

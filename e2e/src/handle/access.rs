@@ -56,6 +56,11 @@ impl Access {
         &self.name
     }
 
+    /// Whether its objects are an API server's.
+    pub fn has_api_server(&self) -> Result<bool> {
+        Ok(self.state.read_record()?.api_server)
+    }
+
     /// Has the lab leave its files behind when it ends.
     pub fn keep_files(&self) -> Result<()> {
         std::fs::write(self.state.keep(), [])
@@ -169,6 +174,13 @@ impl Access {
         let cluster = self.state.cluster().number().to_string();
         self.must(&["delete", "--cluster", &cluster, kind, name])
             .map(drop)
+    }
+
+    /// Gives an object labels (`NAME=VALUE`) and takes others away (`NAME-`).
+    pub fn label(&self, kind: &str, name: &str, labels: &[&str]) -> Result<()> {
+        let cluster = self.state.cluster().number().to_string();
+        let fixed = ["label", "--cluster", &cluster, kind, name];
+        self.must(&[&fixed[..], labels].concat()).map(drop)
     }
 
     /// A pod's record; its address is known once it has one.

@@ -12,6 +12,7 @@ use nix::unistd::Pid;
 use rustix::process::{Resource, Rlimit};
 
 use super::Access;
+use crate::kubernetes::API_SERVER;
 use crate::state::{LabRecord, StateDir, process_start};
 use crate::topology::{Cluster, Node, PodName, SYSTEM_NAMESPACE};
 
@@ -24,7 +25,7 @@ pub struct Process {
 }
 
 impl Access {
-    /// The process of a daemon (`istiod-lite`, `ztunnel-a`, `istio-cni-node-a`) or of a pod's first container.
+    /// The process of a daemon (`istiod-lite`, `kube-apiserver`, `ztunnel-a`, `istio-cni-node-a`) or of a pod's first container.
     pub fn process(&self, name: &str) -> Result<Process> {
         let inside = inside_pid(self.state(), name)?;
         let pid = outside_pid(&self.state().read_record()?, inside)
@@ -199,6 +200,12 @@ fn inside_pid(state: &StateDir, name: &str) -> Result<u32> {
             .parse()
             .context("the control plane's process id");
     }
+    if name == API_SERVER {
+        let path = state.api_server_pid();
+        let text = std::fs::read_to_string(&path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+        return text.trim().parse().context("the API server's process id");
+    }
     let record = state.read_pod(&pod_name(name)?)?;
     let container = record.containers.first();
     container
@@ -217,6 +224,7 @@ fn pod_name(name: &str) -> Result<PodName> {
 fn log_name(name: &str) -> Result<String> {
     match control_plane(name) {
         Some(cluster) => Ok(cluster.daemon().to_owned()),
+        None if name == API_SERVER => Ok(name.to_owned()),
         None => Ok(pod_name(name)?.slug()),
     }
 }

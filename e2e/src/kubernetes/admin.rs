@@ -12,16 +12,36 @@ use serde_json::{Value, json};
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Somebody who may do everything.
+#[derive(Debug, Clone)]
 pub struct Admin {
     client: Client,
+    /// In whose name objects are applied.
+    name: &'static str,
+}
+
+/// What a kubelet asks the API server for on behalf of a pod.
+#[derive(Debug, Clone, Copy)]
+pub struct TokenRequest<'a> {
+    pub namespace: &'a str,
+    pub account: &'a str,
+    /// The name and the uid of the pod whose end is the token's too, where it is a pod's.
+    pub pod: Option<(&'a str, &'a str)>,
+    pub audience: &'a str,
+    pub lifetime: Duration,
 }
 
 impl Admin {
-    /// As a kubeconfig says.
+    /// As a kubeconfig says, for a test.
     pub async fn of(kubeconfig: &Path) -> Result<Self> {
+        Self::named("test", kubeconfig).await
+    }
+
+    /// As a kubeconfig says. What is applied under one name and not again under it is taken back.
+    pub async fn named(name: &'static str, kubeconfig: &Path) -> Result<Self> {
         let connection = Connection::kubeconfig(kubeconfig).await?;
         Ok(Self {
             client: connection.client()?,
+            name,
         })
     }
 
@@ -29,7 +49,7 @@ impl Admin {
     pub async fn put(&self, object: &Value) -> Result<()> {
         let path = path(object)?;
         let apply = async |path: &str| {
-            let applied = self.client.apply(path, "test", object).await;
+            let applied = self.client.apply(path, self.name, object).await;
             applied.with_context(|| format!("applying {path}"))
         };
         apply(&path).await?;
@@ -42,10 +62,30 @@ impl Admin {
     /// Changes the status of an object that is there to what is said here, and nothing else of it.
     pub async fn put_status(&self, object: &Value) -> Result<()> {
         let path = format!("{}/status", path(object)?);
-        let applied = self.client.apply(&path, "test", object).await;
+        let applied = self.client.apply(&path, self.name, object).await;
         applied
             .map(drop)
             .with_context(|| format!("applying {path}"))
+    }
+
+    /// Creates an object or changes it to what is said here, its status left alone, and says what it has become.
+    ///
+    /// # Errors
+    /// The server's, of the object.
+    pub async fn apply(&self, object: &Value) -> Result<Value> {
+        let path = path(object)?;
+        let applied = self.client.apply(&path, self.name, object).await;
+        applied.with_context(|| format!("applying {path}"))
+    }
+
+    /// The object as it is; `None` where there is none.
+    pub async fn find(&self, object: &Value) -> Result<Option<Value>> {
+        let path = path(object)?;
+        match self.call(Method::GET, &path, None).await {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.code() == Some(404) => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("GET {path}")),
+        }
     }
 
     /// Lays a JSON merge patch over an object.
@@ -144,20 +184,54 @@ impl Admin {
         deleted.map(drop).with_context(|| format!("DELETE {path}"))
     }
 
+    /// Asks for the end of an object, as `kubectl delete` does: a pod that runs somewhere has its time for it, and others may
+    /// have to be let go first. False where there is none, or none with this uid.
+    pub async fn ask_to_end(&self, object: &Value, end: End<'_>) -> Result<bool, RequestError> {
+        let path = path(object).map_err(|error| RequestError::Broken(format!("{error:#}")))?;
+        let options = match end {
+            End::InItsTime => json!({}),
+            End::Now { uid } => json!({"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}),
+        };
+        let body = Some(("application/json", &options));
+        match self.call(Method::DELETE, &path, body).await {
+            Ok(_) => Ok(true),
+            Err(error) if matches!(error.code(), Some(404 | 409)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// A token as a kubelet mounts it: of the pod's account, for an audience, for as long as the pod lives.
     pub async fn token(&self, pod: &Value, audience: &str) -> Result<String> {
         let pod = self.get(pod).await?;
         let (metadata, account) = (&pod["metadata"], &pod["spec"]["serviceAccountName"]);
-        let account = account.as_str().context("the pod has no account")?;
-        let namespace = metadata["namespace"].as_str().context("no namespace")?;
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let (name, uid) = (text(&metadata["name"]), text(&metadata["uid"]));
+        self.request_token(TokenRequest {
+            namespace: metadata["namespace"].as_str().context("no namespace")?,
+            account: account.as_str().context("the pod has no account")?,
+            pod: Some((&name, &uid)),
+            audience,
+            lifetime: Duration::from_secs(3600),
+        })
+        .await
+    }
+
+    /// A token of an account.
+    pub async fn request_token(&self, wanted: TokenRequest<'_>) -> Result<String> {
+        let TokenRequest {
+            namespace, account, ..
+        } = wanted;
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
-        let bound = json!({
-            "apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"],
-        });
-        let request = json!({
+        let mut request = json!({
             "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
-            "spec": {"audiences": [audience], "expirationSeconds": 3600, "boundObjectRef": bound},
+            "spec": {
+                "audiences": [wanted.audience], "expirationSeconds": wanted.lifetime.as_secs(),
+            },
         });
+        if let Some((name, uid)) = wanted.pod {
+            request["spec"]["boundObjectRef"] =
+                json!({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid});
+        }
         let issued = self
             .call(Method::POST, &path, Some(("application/json", &request)))
             .await;
@@ -168,12 +242,17 @@ impl Admin {
 
     /// Defines a kind that takes anything, and returns when objects of it can be made.
     pub async fn define(&self, kind: Kind) -> Result<()> {
-        self.define_as(kind, &definition(kind)).await
+        self.define_as(&definition(kind)).await
     }
 
     /// The same, by a definition of one's own.
-    pub async fn define_as(&self, kind: Kind, definition: &Value) -> Result<()> {
+    pub async fn define_as(&self, definition: &Value) -> Result<()> {
         self.put(definition).await?;
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let spec = &definition["spec"];
+        let (group, plural) = (text(&spec["group"]), text(&spec["names"]["plural"]));
+        let version = text(&spec["versions"][0]["name"]);
+        let list = format!("/apis/{group}/{version}/{plural}");
         let deadline = Instant::now() + PATIENCE;
         loop {
             let conditions = self.get(definition).await?["status"]["conditions"].take();
@@ -185,18 +264,12 @@ impl Admin {
                     condition["type"] == "Established" && condition["status"] == "True"
                 });
             // The handler follows a moment later.
-            let list = format!(
-                "/apis/{}/{}/{}",
-                kind.group(),
-                kind.versions()[0],
-                kind.plural()
-            );
             if established && self.call(Method::GET, &list, None).await.is_ok() {
                 return Ok(());
             }
             ensure!(
                 Instant::now() < deadline,
-                "{kind} is not established: {conditions}"
+                "{plural}.{group} is not established: {conditions}"
             );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -216,6 +289,16 @@ impl Admin {
         let request = request.body(body.unwrap_or_default());
         self.client.call(request.expect("a path is a URI")).await
     }
+}
+
+/// How an object is to end.
+#[derive(Debug, Clone, Copy)]
+pub enum End<'a> {
+    InItsTime,
+    /// The one with this uid, of which nothing runs any more.
+    Now {
+        uid: &'a str,
+    },
 }
 
 /// Kinds that nobody follows, and that are put into clusters all the same.

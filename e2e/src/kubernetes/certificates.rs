@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What an API server and its administrator need to trust each other, as files.
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
@@ -13,9 +14,9 @@ use serde_json::json;
 /// Who the server knows: the one that plays everybody else, and two that are tried.
 pub(super) const USERS: [&str; 3] = ["admin", "replica-a", "replica-b"];
 
-/// Writes ca.crt, server.{crt,key}, the same for each user, and accounts.{key,pub}, by which service accounts' tokens
-/// are signed.
-pub(super) fn write(folder: &Path) -> Result<()> {
+/// Writes ca.crt, server.{crt,key} for a server at this address, the same for each user, and accounts.{key,pub}, by which
+/// service accounts' tokens are signed.
+pub(super) fn write(folder: &Path, address: IpAddr) -> Result<()> {
     let key = key()?;
     let mut ca = CertificateParams::new(Vec::new())?;
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -24,8 +25,11 @@ pub(super) fn write(folder: &Path) -> Result<()> {
     save(folder, "ca.crt", &ca.self_signed(&key)?.pem())?;
     let issuer = Issuer::new(ca, key);
 
-    let names = ["127.0.0.1", "localhost", "kubernetes.default.svc"];
-    let mut server = CertificateParams::new(names.map(str::to_owned))?;
+    let mut names = ["127.0.0.1", "localhost", "kubernetes.default.svc"]
+        .map(str::to_owned)
+        .to_vec();
+    names.push(address.to_string());
+    let mut server = CertificateParams::new(names)?;
     server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     sign(folder, "server", &server, &issuer)?;
 
@@ -54,6 +58,13 @@ pub(super) fn kubeconfig(folder: &Path, user: &str, server: &str) -> serde_json:
         }}],
         "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
     })
+}
+
+/// The way in of whoever holds a token, which is read from a file again and again.
+pub(super) fn kubeconfig_by_token(folder: &Path, server: &str, token: &Path) -> serde_json::Value {
+    let mut file = kubeconfig(folder, "account", server);
+    file["users"][0]["user"] = json!({ "tokenFile": token });
+    file
 }
 
 fn key() -> Result<KeyPair> {

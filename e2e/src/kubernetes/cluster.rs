@@ -12,9 +12,9 @@ use tempfile::TempDir;
 
 use super::admin::Admin;
 use super::assets::assets;
-use super::certificates::{USERS, kubeconfig};
+use super::certificates::{USERS, kubeconfig, kubeconfig_by_token};
 use super::gate::Gate;
-use super::server::{AUDIT, ISSUER, Server};
+use super::server::{AUDIT, ISSUER, Server, Terms};
 use crate::environment::Environment;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -33,19 +33,47 @@ pub struct Cluster {
     /// The way that the kubeconfig for others takes; the administrator has another.
     pub gate: Gate,
     admin: Admin,
-    folder: TempDir,
+    folder: Folder,
+}
+
+/// Where its files lie.
+enum Folder {
+    /// Until it ends.
+    Own(TempDir),
+    /// Somebody else sees to them.
+    Given(PathBuf),
+}
+
+impl Folder {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Own(folder) => folder.path(),
+            Self::Given(folder) => folder,
+        }
+    }
 }
 
 impl Cluster {
     /// Returns when it is ready.
     pub async fn start() -> Result<Self> {
-        let programs = assets(&Environment::of_process())?;
         let folder = tempfile::tempdir().context("a folder for the cluster")?;
-        let server = Server::start(&programs, folder.path()).await?;
-        let gate = Gate::to(server.address).await?;
+        let terms = Terms::of_test(folder.path())?;
+        Self::begin(Folder::Own(folder), terms).await
+    }
+
+    /// The same on terms of one's own, with its files in a folder that is there.
+    pub async fn start_at(folder: &Path, terms: Terms) -> Result<Self> {
+        Self::begin(Folder::Given(folder.to_owned()), terms).await
+    }
+
+    async fn begin(folder: Folder, terms: Terms) -> Result<Self> {
+        let programs = assets(&Environment::of_process())?;
+        let server = Server::start(&programs, folder.path(), terms).await?;
+        let address = server.terms.address;
+        let gate = Gate::to(address).await?;
         for user in USERS {
             let way = match user {
-                "admin" => server.address,
+                "admin" => address,
                 _ => gate.address,
             };
             let file = kubeconfig(folder.path(), user, &format!("https://{way}"));
@@ -61,6 +89,12 @@ impl Cluster {
         };
         cluster.ready().await?;
         Ok(cluster)
+    }
+
+    /// For whoever holds the token in a file, which is read again and again; without a detour.
+    pub fn kubeconfig_by_token(&self, token: &Path) -> Value {
+        let server = format!("https://{}", self.server.terms.address);
+        kubeconfig_by_token(self.folder.path(), &server, token)
     }
 
     /// For whoever is tried, through the gate.
@@ -111,6 +145,17 @@ impl Cluster {
     /// Where the program is not among Kubernetes' programs.
     pub fn start_controllers(&mut self) -> Result<()> {
         self.server.start_controllers()
+    }
+
+    /// Whether the API server runs; the controllers, where they were started, do from now on.
+    pub fn is_running(&mut self) -> Result<bool> {
+        self.server.keep_controllers()?;
+        Ok(self.server.alive().is_ok())
+    }
+
+    /// The API server's process, while there is one.
+    pub fn pid(&self) -> Option<u32> {
+        self.server.pid()
     }
 
     /// Room for files of the test's own.

@@ -28,27 +28,51 @@ const AUDIT_POLICY: &str = r#"{
     ]
 }"#;
 
+/// How a server is to be.
+#[derive(Debug, Clone)]
+pub struct Terms {
+    /// Where it serves.
+    pub address: SocketAddr,
+    /// Where the addresses of Services are taken from, as CIDRs separated by commas; one of each family makes it dual-stack.
+    pub services: String,
+    /// Where all that is said goes, a file for each program.
+    pub logs: PathBuf,
+}
+
+impl Terms {
+    /// On the loopback, for one test.
+    pub(super) fn of_test(folder: &Path) -> Result<Self> {
+        Ok(Self {
+            address: free_port()?,
+            services: "10.96.0.0/16".to_owned(),
+            logs: folder.to_owned(),
+        })
+    }
+}
+
 /// Killed when it is dropped.
 pub(super) struct Server {
     programs: PathBuf,
     folder: PathBuf,
     etcd: SocketAddr,
-    pub(super) address: SocketAddr,
+    pub(super) terms: Terms,
     _store: Child,
     api: Child,
     controllers: Option<Child>,
 }
 
+/// The program of the API server, and what its log is called.
+pub const API_SERVER: &str = "kube-apiserver";
 const CONTROLLER_MANAGER: &str = "kube-controller-manager";
 const CONTROLLERS: &str = "namespace-controller,serviceaccount-controller,root-ca-certificate-publisher-controller,\
     endpointslice-controller,deployment-controller,replicaset-controller,garbage-collector-controller";
 
 impl Server {
     /// Starts both; the API server may not be ready yet.
-    pub(super) async fn start(programs: &Path, folder: &Path) -> Result<Self> {
-        certificates::write(folder)?;
+    pub(super) async fn start(programs: &Path, folder: &Path, terms: Terms) -> Result<Self> {
+        certificates::write(folder, terms.address.ip())?;
         std::fs::write(folder.join("audit.json"), AUDIT_POLICY).context("the audit's policy")?;
-        let (etcd, peers, address) = (free_port()?, free_port()?, free_port()?);
+        let (etcd, peers) = (free_port()?, free_port()?);
         let mut store = Command::new(programs.join("etcd"));
         store
             .arg(format!("--data-dir={}", folder.join("etcd").display()))
@@ -58,25 +82,26 @@ impl Server {
             .arg("--log-level=warn")
             // Nothing here outlives the test.
             .env("ETCD_UNSAFE_NO_FSYNC", "true");
-        let mut store = spawn(store, &folder.join("etcd.log"))?;
+        let log = log_of(&terms, "etcd");
+        let mut store = spawn(store, &log)?;
         let deadline = Instant::now() + PATIENCE;
         while !get(etcd, "/health")
             .await
             .is_ok_and(|answer| answer.contains("200 OK"))
         {
-            alive(&mut store, "etcd", &folder.join("etcd.log"))?;
+            alive(&mut store, "etcd", &log)?;
             ensure!(
                 Instant::now() < deadline,
                 "etcd is not ready after {PATIENCE:?}"
             );
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        let api = serve(programs, folder, etcd, address)?;
+        let api = serve(programs, folder, etcd, &terms)?;
         Ok(Self {
             programs: programs.to_owned(),
             folder: folder.to_owned(),
             etcd,
-            address,
+            terms,
             _store: store,
             api,
             controllers: None,
@@ -104,18 +129,31 @@ impl Server {
             // It is alone, serves nobody, and is not to wait for leave to ask.
             .args(["--leader-elect=false", "--secure-port=0"])
             .args(["--kube-api-qps=500", "--kube-api-burst=1000"]);
-        let log = self.folder.join(format!("{CONTROLLER_MANAGER}.log"));
+        let log = log_of(&self.terms, CONTROLLER_MANAGER);
         self.controllers = Some(spawn(controllers, &log)?);
         Ok(())
     }
 
     /// An error as soon as the API server has ended.
     pub(super) fn alive(&mut self) -> Result<()> {
-        alive(
-            &mut self.api,
-            "kube-apiserver",
-            &self.folder.join("kube-apiserver.log"),
-        )
+        alive(&mut self.api, API_SERVER, &log_of(&self.terms, API_SERVER))
+    }
+
+    /// The API server's process, while there is one.
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.api.id()
+    }
+
+    /// Starts the controllers anew where they have ended.
+    pub(super) fn keep_controllers(&mut self) -> Result<()> {
+        let ended = match &mut self.controllers {
+            Some(controllers) => controllers.try_wait()?.is_some(),
+            None => false,
+        };
+        if ended {
+            self.start_controllers()?;
+        }
+        Ok(())
     }
 
     /// Takes the API server away, as its machine would.
@@ -125,7 +163,7 @@ impl Server {
 
     /// Gives it back, on the same port and with all that is stored.
     pub(super) fn restart(&mut self) -> Result<()> {
-        self.api = serve(&self.programs, &self.folder, self.etcd, self.address)?;
+        self.api = serve(&self.programs, &self.folder, self.etcd, &self.terms)?;
         Ok(())
     }
 
@@ -138,12 +176,15 @@ impl Server {
     }
 }
 
-fn serve(programs: &Path, folder: &Path, etcd: SocketAddr, address: SocketAddr) -> Result<Child> {
+fn serve(programs: &Path, folder: &Path, etcd: SocketAddr, terms: &Terms) -> Result<Child> {
+    let (ip, port) = (terms.address.ip(), terms.address.port());
     let file = |flag: &str, name: &str| format!("--{flag}={}", folder.join(name).display());
-    let mut api = Command::new(programs.join("kube-apiserver"));
+    let mut api = Command::new(programs.join(API_SERVER));
     api.arg(format!("--etcd-servers=http://{etcd}"))
-        .arg(format!("--secure-port={}", address.port()))
-        .args(["--bind-address=127.0.0.1", "--advertise-address=127.0.0.1"])
+        .arg(format!("--secure-port={port}"))
+        .arg(format!("--bind-address={ip}"))
+        .arg(format!("--advertise-address={ip}"))
+        .arg(format!("--service-cluster-ip-range={}", terms.services))
         .args([
             file("cert-dir", ""),
             file("tls-cert-file", "server.crt"),
@@ -157,14 +198,17 @@ fn serve(programs: &Path, folder: &Path, etcd: SocketAddr, address: SocketAddr) 
         .arg(format!("--service-account-issuer={ISSUER}"))
         .args([
             "--authorization-mode=RBAC",
-            "--service-cluster-ip-range=10.96.0.0/16",
             "--endpoint-reconciler-type=none",
             "--allow-privileged=true",
             "--profiling=false",
             // Nobody makes the account `default` here, which this would add to every pod.
             "--disable-admission-plugins=ServiceAccount",
         ]);
-    spawn(api, &folder.join("kube-apiserver.log"))
+    spawn(api, &log_of(terms, API_SERVER))
+}
+
+fn log_of(terms: &Terms, program: &str) -> PathBuf {
+    terms.logs.join(format!("{program}.log"))
 }
 
 fn spawn(mut command: Command, log: &Path) -> Result<Child> {

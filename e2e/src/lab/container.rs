@@ -64,7 +64,9 @@ impl Process {
         variables: &Variables,
     ) -> Result<Self> {
         let image = container.image.as_deref().unwrap_or_default();
-        let (program, first) = match image {
+        // There is one version of each.
+        let name = image.split_once(':').map_or(image, |(name, _version)| name);
+        let (program, first) = match name {
             "culvert/app" => (programs.executable.clone(), vec!["serve".to_owned()]),
             "culvert/load" => (
                 programs.executable.clone(),
@@ -83,13 +85,15 @@ impl Process {
             "culvert/ztunnel" => (programs.of_mesh("ztunnel")?, vec![]),
             "culvert/waypoint" => (programs.of_mesh("waypoint")?, vec![]),
             "culvert/redirect" => (programs.of_mesh("redirect")?, vec![]),
-            other => bail!(
-                "container {}: image `{other}`: the lab has culvert/app, culvert/client, culvert/load, culvert/gateway, culvert/native, culvert/ztunnel, culvert/waypoint and culvert/redirect",
+            _ => bail!(
+                "container {}: image `{image}`: the lab has culvert/app, culvert/client, culvert/load, culvert/gateway, culvert/native, culvert/ztunnel, culvert/waypoint and culvert/redirect",
                 container.name
             ),
         };
         let mut known = variables.clone();
         let mut environment = BTreeMap::new();
+        let volumes = known.get("LAB_VOLUMES").cloned().unwrap_or_default();
+        let found = |text: String| mounted(text, container, &volumes);
         for variable in container.env.iter().flatten() {
             let value = match (&variable.value, &variable.value_from) {
                 (Some(text), _) => expand(text, &known),
@@ -105,6 +109,7 @@ impl Process {
                 }
                 (None, None) => String::new(),
             };
+            let value = found(value);
             known.insert(variable.name.clone(), value.clone());
             environment.insert(variable.name.clone(), value);
         }
@@ -127,7 +132,7 @@ impl Process {
             program,
             arguments: first
                 .into_iter()
-                .chain(arguments.map(|argument| expand(argument, &known)))
+                .chain(arguments.map(|argument| found(expand(argument, &known))))
                 .collect(),
             environment,
             grant,
@@ -197,6 +202,24 @@ fn expand(text: &str, known: &Variables) -> String {
     result + rest
 }
 
+/// Where a path below one of a container's mounts lies, as there are no mounts; any other text stays as it is.
+fn mounted(text: String, container: &Container, volumes: &str) -> String {
+    let mounts = container.volume_mounts.iter().flatten();
+    let below = mounts.filter_map(|mount| {
+        let rest = text.strip_prefix(mount.mount_path.trim_end_matches('/'))?;
+        let path = || {
+            (
+                mount.mount_path.len(),
+                format!("{volumes}/{}{rest}", mount.name),
+            )
+        };
+        (rest.is_empty() || rest.starts_with('/')).then(path)
+    });
+    // Of two mounts the inner one.
+    let found = below.max_by_key(|(length, _)| *length);
+    found.map_or(text.clone(), |(_, path)| path)
+}
+
 /// The downward API, as far as the lab's pods use it.
 fn field(pod: &Pod, path: &str, known: &Variables) -> Result<String> {
     let spec = pod.spec.as_ref();
@@ -233,6 +256,30 @@ mod tests {
             ("", ""),
         ] {
             assert_eq!(expand(text, &known), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn paths_below_mounts_lead_into_volumes() {
+        let container: Container = serde_json::from_value(serde_json::json!({
+            "name": "app", "volumeMounts": [
+                {"name": "outer", "mountPath": "/run/secrets"},
+                {"name": "inner", "mountPath": "/run/secrets/tokens/"},
+            ],
+        }))
+        .unwrap();
+        for (text, expected) in [
+            ("/run/secrets/a.pem", "/v/outer/a.pem"),
+            ("/run/secrets/tokens/b", "/v/inner/b"),
+            ("/run/secrets", "/v/outer"),
+            ("/run/secretsandmore", "/run/secretsandmore"),
+            ("a /run/secrets/b", "a /run/secrets/b"),
+        ] {
+            assert_eq!(
+                mounted(text.to_owned(), &container, "/v"),
+                expected,
+                "{text}"
+            );
         }
     }
 

@@ -31,10 +31,11 @@ pub struct ControlPlane {
 }
 
 impl ControlPlane {
-    pub fn start(state: &StateDir, programs: Rc<Programs>) -> Result<Self> {
+    /// `source` says where it learns of the cluster and by whom it knows its clients.
+    pub fn start(state: &StateDir, programs: Rc<Programs>, source: Vec<String>) -> Result<Self> {
         let process = Process {
             program: programs.of_mesh(PROGRAM)?,
-            arguments: arguments(state),
+            arguments: [source, arguments(state)].concat(),
             environment: BTreeMap::new(),
             grant: GRANT,
             resolv_conf: None,
@@ -84,11 +85,8 @@ fn arguments(state: &StateDir) -> Vec<String> {
     let cluster = state.cluster();
     let (name, address) = (cluster.control_plane_name(), cluster.control_plane());
     let pairs = [
-        ("--source", format!("dir:{}", state.manifests().display())),
         ("--listen", format!("0.0.0.0:{CONTROL_PLANE_PORT}")),
         ("--state", state.istiod().display().to_string()),
-        ("--jwks", state.jwks().display().to_string()),
-        ("--issuer", ISSUER.into()),
         ("--audience", AUDIENCE.into()),
         ("--trust-domain", TRUST_DOMAIN.into()),
         ("--cluster-id", cluster.id().into()),
@@ -97,6 +95,19 @@ fn arguments(state: &StateDir) -> Vec<String> {
         ("--name", format!("{name},{}", address.v4)),
         ("--admin", ADMIN.to_string()),
     ];
+    flags(pairs)
+}
+
+/// From a folder of manifests, whose tokens the lab signs.
+pub(super) fn of_manifests(state: &StateDir) -> Vec<String> {
+    flags([
+        ("--source", format!("dir:{}", state.manifests().display())),
+        ("--jwks", state.jwks().display().to_string()),
+        ("--issuer", ISSUER.into()),
+    ])
+}
+
+fn flags<const N: usize>(pairs: [(&str, String); N]) -> Vec<String> {
     pairs
         .into_iter()
         .flat_map(|(flag, value)| [flag.to_owned(), value])

@@ -2,7 +2,8 @@
 //! What the manifests' readers go by while a file is broken: its last good version, which nobody can read any more.
 //!
 //! In: batches as a reader of the manifests gets them. Out: while something is broken, a file with every object that is
-//! in force, for whoever comes later; nothing while all can be read.
+//! in force, for whoever comes later; nothing while all can be read. Of an API server the file is there always, for
+//! those who can't reach it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,13 +18,22 @@ use crate::state::write_json;
 
 pub struct InForce {
     folder: PathBuf,
+    keep: Keep,
     objects: BTreeMap<ObjectKey, Object>,
 }
 
+/// When what is in force is written down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keep {
+    WhileBroken,
+    Always,
+}
+
 impl InForce {
-    pub fn new(folder: PathBuf) -> Self {
+    pub fn new(folder: PathBuf, keep: Keep) -> Self {
         Self {
             folder,
+            keep,
             objects: BTreeMap::new(),
         }
     }
@@ -40,7 +50,7 @@ impl InForce {
             }
         }
         let file = self.folder.join("objects.json");
-        if batch.problems.iter().any(is_broken) {
+        if self.keep == Keep::Always || batch.problems.iter().any(is_broken) {
             let items: Vec<Value> = self.objects.values().map(document).collect();
             let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
             return write_json(&file, &list);
@@ -130,7 +140,7 @@ mod tests {
         let file = manifests::file_of(manifests_folder.path(), &key);
         std::fs::write(&file, POLICY).unwrap();
         let mut source = Directory::open(manifests_folder.path()).unwrap();
-        let mut in_force = InForce::new(folder.path().to_owned());
+        let mut in_force = InForce::new(folder.path().to_owned(), Keep::WhileBroken);
         let kept_now = async || {
             let (objects, problems) = manifests::read_all(manifests_folder.path()).await.unwrap();
             kept(folder.path(), &objects, &problems).await.unwrap()

@@ -5,7 +5,9 @@
 //!  Pod appears ─► sandbox (again and again, until CNI succeeds) ─► containers ─► probes ─► status
 //!  Pod is deleted ─► SIGTERM, grace, SIGKILL ─► CNI DEL ─► status, record and the object itself removed
 //! ```
-//! One task for each pod; the manifests are read once for all. Knows nothing of the mesh: its daemons are pods like others.
+//! One task for each pod; the cluster's objects are followed once for all, in a folder or at an API server
+//! ([`crate::lab::objects`]). A scheduler's part is played here as well: a pod of an API server that nobody has put
+//! anywhere goes to the node with the fewest. Knows nothing of the mesh: its daemons are pods like others.
 
 mod pod;
 mod reboot;
@@ -16,11 +18,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use capture::Netns;
 use cluster::kinds::Pod;
-use cluster::{Directory, Event, Object, ObjectKey, StatusWriter};
+use cluster::{Event, Object, ObjectKey, RequestError};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -29,13 +32,16 @@ use self::pod::PodLife;
 use crate::environment::Environment;
 use crate::lab::cgroups::Cgroups;
 use crate::lab::container::Programs;
-use crate::lab::in_force::InForce;
+use crate::lab::in_force::{InForce, Keep};
+use crate::lab::objects::Objects;
 use crate::lab::progress;
 use crate::lab::sandbox::Runtime;
-use crate::manifests;
 use crate::state::StateDir;
-use crate::tokens::{Named, TokenIssuer};
 use crate::topology::{Layout, Node, Place, PodName};
+
+/// Between attempts to tell an API server something.
+const RETRY: Duration = Duration::from_millis(500);
+const LONGEST_RETRY: Duration = Duration::from_secs(5);
 
 /// Both kubelets.
 pub struct Kubelet {
@@ -59,14 +65,11 @@ struct Shared {
     network: &'static str,
     hbone_engine: String,
     programs: Rc<Programs>,
-    issuer: Rc<TokenIssuer>,
+    objects: Rc<Objects>,
     cgroups: Rc<Cgroups>,
-    status: StatusWriter,
     runtimes: BTreeMap<Node, Runtime>,
     namespaces: BTreeMap<Node, Netns>,
     workers: RefCell<HashMap<PodName, Worker>>,
-    /// The uids of nodes and service accounts, for tokens.
-    uids: RefCell<HashMap<ObjectKey, String>>,
     /// The whole lab ends: nothing is worth waiting for.
     ending: Cell<bool>,
     /// What is to run again once the power is back.
@@ -89,10 +92,10 @@ impl Kubelet {
         state: StateDir,
         layout: Layout,
         programs: Rc<Programs>,
-        issuer: Rc<TokenIssuer>,
+        objects: Rc<Objects>,
         cgroups: Rc<Cgroups>,
     ) -> Result<Self> {
-        let source = Directory::open(state.manifests()).context("cannot watch the manifests")?;
+        let source = objects.source()?;
         let mut runtimes = BTreeMap::new();
         let mut namespaces = BTreeMap::new();
         for node in layout.nodes(state.cluster()).iter().copied() {
@@ -103,20 +106,16 @@ impl Kubelet {
             );
         }
         let (tally, ready) = watch::channel(Tally::default());
-        let status =
-            StatusWriter::new(state.manifests(), "kubelet").context("cannot write status")?;
         let shared = Rc::new(Shared {
             network: layout.network(state.cluster()),
             hbone_engine: Environment::of_process().hbone_engine().to_owned(),
             state,
             programs,
-            issuer,
+            objects,
             cgroups,
-            status,
             runtimes,
             namespaces,
             workers: RefCell::default(),
-            uids: RefCell::default(),
             ending: Cell::new(false),
             without_power: RefCell::default(),
             tally,
@@ -181,17 +180,19 @@ impl Kubelet {
 }
 
 async fn watch_pods(mut source: cluster::Source, shared: Rc<Shared>) {
-    let mut in_force = InForce::new(shared.state.in_force());
+    let keep = match shared.objects.are_served() {
+        true => Keep::Always,
+        false => Keep::WhileBroken,
+    };
+    let mut in_force = InForce::new(shared.state.in_force(), keep);
     loop {
         let batch = source.next().await;
         if let Err(error) = in_force.follow(&batch) {
-            progress(format!(
-                "what broken manifests said last is not kept: {error:#}"
-            ));
+            progress(format!("what is in force is not kept: {error:#}"));
         }
         // Names first: the tokens of pods in the same batch need them.
         for event in batch.events.iter() {
-            shared.remember_uid(&event);
+            shared.objects.learn(&event);
         }
         for event in batch.events {
             match event {
@@ -206,22 +207,6 @@ async fn watch_pods(mut source: cluster::Source, shared: Rc<Shared>) {
 }
 
 impl Shared {
-    fn remember_uid(&self, event: &Event) {
-        if let Event::Applied(object @ (Object::Node(_) | Object::ServiceAccount(_))) = event {
-            self.uids
-                .borrow_mut()
-                .insert(object.key(), object.uid().to_owned());
-        }
-    }
-
-    fn uid_of(&self, key: &ObjectKey) -> Result<Named> {
-        let uid = self.uids.borrow().get(key).cloned();
-        Ok(Named {
-            name: key.name.clone(),
-            uid: uid.with_context(|| format!("there is no {key}"))?,
-        })
-    }
-
     async fn applied(self: &Rc<Self>, pod: Arc<Pod>) {
         let Some(name) = name_of(&pod) else { return };
         let uid = pod.metadata.uid.clone().unwrap_or_default();
@@ -238,13 +223,16 @@ impl Shared {
             return;
         }
         if leaving {
-            self.finalize(&name, &uid);
+            let (shared, name) = (self.clone(), name.clone());
+            tokio::task::spawn_local(async move { shared.finalize(&name, &uid).await });
             return;
         }
-        let Some(node) = pod
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.node_name.as_deref())
+        let wanted = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+        if wanted.is_none_or(str::is_empty) && self.objects.are_served() {
+            tokio::task::spawn_local(self.clone().schedule(name));
+            return;
+        }
+        let Some(node) = wanted
             .and_then(|node| node.parse().ok())
             .filter(|node| self.runtimes.contains_key(node))
         else {
@@ -273,6 +261,7 @@ impl Shared {
             uid: uid.clone(),
             node,
             stop: stop.clone(),
+            told: RefCell::default(),
         };
         let task = tokio::task::spawn_local(life.live());
         self.workers.borrow_mut().insert(
@@ -298,11 +287,49 @@ impl Shared {
         }
     }
 
-    /// Nothing of a deleted pod runs any more.
-    fn finalize(&self, name: &PodName, uid: &str) {
-        let key = ObjectKey::namespaced(cluster::Kind::Pod, &name.namespace, &name.name);
-        if let Err(error) = manifests::finalize(&self.state.manifests(), &key, uid) {
+    /// Nothing of a deleted pod runs any more. A server that is lost is told when it is back.
+    async fn finalize(&self, name: &PodName, uid: &str) {
+        let mut pause = RETRY;
+        while !self.ending.get() {
+            let Err(error) = self.objects.gone(&name.key(), uid).await else {
+                return;
+            };
             progress(format!("{name}: {error:#}"));
+            if !self.objects.are_served() {
+                return;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_RETRY);
+        }
+    }
+
+    /// Puts a pod on the node with the fewest, for as long as that fails.
+    async fn schedule(self: Rc<Self>, name: PodName) {
+        let mut pause = RETRY;
+        loop {
+            let pods = |node: &Node| {
+                let workers = self.workers.borrow();
+                workers
+                    .values()
+                    .filter(|worker| worker.node == *node)
+                    .count()
+            };
+            let Some(node) = self.runtimes.keys().copied().min_by_key(pods) else {
+                return;
+            };
+            let Err(error) = self.objects.bind(&name.key(), node).await else {
+                return;
+            };
+            // Whoever was faster, or took the pod away, has settled it.
+            let settled = error
+                .downcast_ref::<RequestError>()
+                .is_some_and(|error| matches!(error.code(), Some(404 | 409)));
+            if settled || self.ending.get() {
+                return;
+            }
+            progress(format!("{name}: cannot put it on {node}: {error:#}"));
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_RETRY);
         }
     }
 

@@ -32,8 +32,8 @@ const TENTH: std::ops::RangeInclusive<usize> = 4..=40;
 
 pub(super) fn gather(lab: &Access) -> Result<Vec<Claim>> {
     lab.apply(OBJECTS)?;
-    lab.apply(&WAYPOINT.manifest())?;
-    for pod in ["store/old", "store/new", "store/wp"] {
+    let waypoint = WAYPOINT.deploy(lab)?;
+    for pod in ["store/old", "store/new"] {
         lab.wait_ready(pod)?;
     }
     eventually("the waypoint goes by the route", PATIENCE, || {
@@ -41,15 +41,15 @@ pub(super) fn gather(lab: &Access) -> Result<Vec<Claim>> {
         ensure!(pods(&report) == ["new"], "{report:?}");
         Ok(())
     })?;
-    let before = Hops::read(lab)?;
+    let before = Hops::read(lab, &waypoint)?;
     // The hops have counted all of them once they are proved.
     Ok(vec![
         claim("90 of 100 to one, 10 to the other", split(lab)),
         claim("a header decides", header(lab)),
         claim("redirect", redirect(lab)),
         claim("mirror", mirror(lab)),
-        claim("retry", retry(lab)),
-        claim("metrics of each hop", before.counted(lab)),
+        claim("retry", retry(lab, &waypoint)),
+        claim("metrics of each hop", before.counted(lab, &waypoint)),
     ])
 }
 
@@ -138,11 +138,11 @@ fn mirror(lab: &Access) -> Result<String> {
     Ok("answered by store/old, and store/new had a copy".into())
 }
 
-fn retry(lab: &Access) -> Result<String> {
+fn retry(lab: &Access, waypoint: &str) -> Result<String> {
     let report = ask(lab, "/fail/2", &[])?;
     ensure!(report.is_done(), "{}", report.outcome);
     let attempts = eventually("the waypoint logs it", Duration::from_secs(5), || {
-        let entries = access_log::parse(&lab.log(&WAYPOINT.pod())?);
+        let entries = access_log::parse(&lab.log(waypoint)?);
         let found = entries
             .into_iter()
             .rev()
@@ -162,9 +162,9 @@ struct Hops {
 }
 
 impl Hops {
-    fn read(lab: &Access) -> Result<Self> {
+    fn read(lab: &Access, pod: &str) -> Result<Self> {
         let waypoint = WAYPOINT.identity();
-        let report = lab.traffic(&WAYPOINT.pod(), &["get", "127.0.0.1:15020", "/metrics"])?;
+        let report = lab.traffic(pod, &["get", "127.0.0.1:15020", "/metrics"])?;
         let of_waypoint = Metrics::parse(&report.answer.context("the waypoint's metrics")?);
         let client = [
             ("reporter", "source"),
@@ -183,9 +183,9 @@ impl Hops {
     }
 
     /// What they have counted since.
-    fn counted(&self, lab: &Access) -> Result<String> {
+    fn counted(&self, lab: &Access, pod: &str) -> Result<String> {
         eventually("all is counted", Duration::from_secs(5), || {
-            let now = Self::read(lab)?;
+            let now = Self::read(lab, pod)?;
             let client = now.client - self.client;
             let waypoint = now.waypoint - self.waypoint;
             let words = format!(

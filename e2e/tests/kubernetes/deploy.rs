@@ -77,7 +77,7 @@ async fn definitions_take_what_istio_documents_and_refuse_what_is_misshapen() ->
         if let Some(kind) = defined(object)
             && samples.iter().any(|sample| sample["kind"] == kind.as_str())
         {
-            cluster.define_as(kind, object).await?;
+            cluster.define_as(object).await?;
         }
     }
     cluster.put(&namespace("shop")).await?;
@@ -141,7 +141,7 @@ async fn the_control_plane_does_all_of_its_work_with_the_rights_of_its_account()
     let cluster = prepared(&objects).await?;
     for object in &objects {
         match defined(object) {
-            Some(kind) => cluster.define_as(kind, object).await?,
+            Some(_) => cluster.define_as(object).await?,
             None => cluster.put(object).await?,
         }
     }

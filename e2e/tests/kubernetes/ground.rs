@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A cluster, a control plane that follows it, and what there is to see from the outside.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -122,8 +123,18 @@ pub(crate) async fn replica(
     user: Replica,
     folder: &str,
 ) -> Result<ControlPlane> {
+    replica_with(cluster, user, folder, &[]).await
+}
+
+/// The same with variables besides those of this process.
+pub(crate) async fn replica_with(
+    cluster: &Cluster,
+    user: Replica,
+    folder: &str,
+    variables: &[(&str, &Path)],
+) -> Result<ControlPlane> {
     let environment = Environment::of_process();
-    let e2e = std::path::Path::new(env!("CARGO_BIN_EXE_e2e"));
+    let e2e = Path::new(env!("CARGO_BIN_EXE_e2e"));
     let programs = binaries::build_only(&["istiod-lite"], &environment, e2e)?;
     let kubeconfig = match user {
         Replica::A => cluster.kubeconfig(),
@@ -133,7 +144,8 @@ pub(crate) async fn replica(
         kubeconfig: &kubeconfig,
         token: cluster.token(&ztunnel(), AUDIENCE).await?,
     };
-    ControlPlane::start(&programs, &cluster.folder().join(folder), source).await
+    let root = cluster.folder().join(folder);
+    ControlPlane::start_with(&programs, &root, source, variables).await
 }
 
 /// The kind, if it has to be defined.

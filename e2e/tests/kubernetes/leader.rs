@@ -59,7 +59,7 @@ impl Pair {
 }
 
 /// Waits until the Lease is held by whoever is hoped for.
-async fn holder(cluster: &Cluster, hoped: impl Fn(&str) -> bool) -> Result<String> {
+pub(crate) async fn holder(cluster: &Cluster, hoped: impl Fn(&str) -> bool) -> Result<String> {
     let lease = json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
         "metadata": {"namespace": "istio-system", "name": "istiod-lite-leader"},

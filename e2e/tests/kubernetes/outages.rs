@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The server is lost, for a while or with its memory.
+//! The server is lost, for a while or with its memory; and the control plane's clock jumps.
 
-use anyhow::Result;
+use std::time::{Duration, Instant};
 
-use super::ground::{Ground, deny, pod, policy, workload};
+use anyhow::{Result, ensure};
+
+use super::clock;
+use super::conditions::condition;
+use super::ground::{Ground, Replica, deny, pod, policy, populated, replica_with, workload};
+use super::leader::holder;
 
 #[tokio::test]
 async fn a_lost_server_takes_nothing_back() -> Result<()> {
@@ -67,4 +72,60 @@ async fn what_happened_in_a_time_that_is_forgotten_is_found_out() -> Result<()> 
     ground.served("shop/deny", true).await?;
     // Else nothing had expired.
     ground.logged("all is listed again").await
+}
+
+/// Seconds of a day.
+const DAY: i64 = 86_400;
+
+#[tokio::test]
+async fn a_clock_that_jumps_takes_nothing_back_and_the_leader_stays() -> Result<()> {
+    let object = policy("deny", &deny(&["80"]));
+    let cluster = populated(&[pod("web", "10.1.0.1"), object.clone()]).await?;
+    let (library, file) = (clock::build()?, cluster.folder().join("clock"));
+    let variables = [("LD_PRELOAD", &*library), ("CLOCK_OFFSET", &*file)];
+    let plane = replica_with(&cluster, Replica::A, "", &variables).await?;
+    let ground = Ground { plane, cluster };
+    let cluster = &ground.cluster;
+    condition(cluster, &object, 1).await?;
+    let leader = holder(cluster, |holder| !holder.is_empty()).await?;
+    let (mut client, held) = ground.addresses().await?;
+    assert!(held.contains_key(&workload("web")), "{held:?}");
+
+    for (round, offset) in [(1, DAY), (2, -DAY)] {
+        clock::set(&file, offset)?;
+        let name = format!("api-{round}");
+        cluster
+            .put(&pod(&name, &format!("10.1.0.1{round}")))
+            .await?;
+        // On the stream that was open all the while, and nothing else with it.
+        let pushed = client.next_addresses().await?;
+        let names: Vec<_> = pushed.resources.iter().map(|one| &one.name).collect();
+        assert_eq!(
+            (names, pushed.removed_resources.len()),
+            (vec![&workload(&name)], 0)
+        );
+        let ports = deny(&[&round.to_string()]);
+        cluster
+            .merge(&object, &serde_json::json!({"spec": {"rules": ports}}))
+            .await?;
+        condition(cluster, &object, round + 1).await?;
+        // It renews the Lease every two seconds.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert_eq!(holder(cluster, |_| true).await?, leader);
+    }
+
+    // Certificates of another day go with it: whoever comes now is answered.
+    clock::set(&file, 0)?;
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let held = loop {
+        match ground.addresses().await {
+            Ok((_, held)) => break held,
+            Err(error) => ensure!(Instant::now() < deadline, "{error:#}; {}", ground.log()),
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    };
+    for name in ["web", "api-1", "api-2"] {
+        assert!(held.contains_key(&workload(name)), "{name}: {held:?}");
+    }
+    Ok(())
 }

@@ -98,6 +98,7 @@ fn start() -> Result<(Lab, Mutex<Ca>)> {
         layout: Layout::OneCluster,
         keep: false,
         disks: Default::default(),
+        api_server: false,
     };
     let lab = Lab::start(&environment, &start, |_progress| {})?;
     // The control plane of these tests has a clock of its own, too, and an authority whose root's key we know.

@@ -63,6 +63,7 @@ fn start() -> Result<Lab> {
         layout: Layout::OneCluster,
         keep: false,
         disks: Disks::Shared,
+        api_server: false,
     };
     Lab::start(&environment, &start, |_progress| {})
 }

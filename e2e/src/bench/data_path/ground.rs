@@ -108,6 +108,7 @@ impl Ground {
             layout: Layout::OneCluster,
             keep: false,
             disks: Default::default(),
+            api_server: false,
         };
         let lab = Lab::start(environment, &start, |line| eprintln!("  {name}: {line}"))?;
         for namespace in ["direct", "culvert", "shortcut", "envoy"] {

@@ -61,6 +61,7 @@ impl Ground {
             layout: Layout::OneCluster,
             keep: false,
             disks: Default::default(),
+            api_server: false,
         };
         let lab = Lab::start(environment, &start, |line| eprintln!("  {line}"))?;
         for pod in ["client", "server", OURS, ENVOY] {

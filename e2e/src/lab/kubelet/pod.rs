@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One pod's life on its node: sandbox, containers, probes, status, end.
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use cluster::Partial;
 use cluster::kinds::Pod;
-use cluster::{ObjectKey, Partial};
+use futures_util::future::join_all;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
@@ -17,13 +19,14 @@ use tokio_util::sync::CancellationToken;
 use super::Shared;
 use super::running::{Backoff, FIRST_BACKOFF, LONGEST_BACKOFF, Running};
 use crate::lab::container::{Process, Variables};
+use crate::lab::objects::Holder;
 use crate::lab::probe::Check;
 use crate::lab::progress;
 use crate::lab::sandbox::Sandbox;
-use crate::lab::volumes::{ProjectedToken, projected_tokens};
+use crate::lab::volumes::{Volume, volumes};
 use crate::manifests::now;
 use crate::state::{Phase, PodRecord, write_json};
-use crate::tokens::{Bearer, Named};
+use crate::tokens::Named;
 use crate::topology::{CONTROL_PLANE_PORT, Node, Place, PodName};
 
 /// One pod from its first sandbox to its removal.
@@ -34,6 +37,8 @@ pub(super) struct PodLife {
     pub(super) uid: String,
     pub(super) node: Node,
     pub(super) stop: CancellationToken,
+    /// What an API server has been told of it last: nobody else says it, so that it need not be told twice.
+    pub(super) told: RefCell<Option<Partial>>,
 }
 
 /// Where a pod's containers run.
@@ -56,32 +61,69 @@ impl PodLife {
         self.record(None, &[], Phase::Pending, None);
         let Some(ground) = self.ground().await else {
             if !self.has_no_power() {
-                self.forget();
+                self.forget().await;
             }
             return;
         };
         let mut containers = Vec::new();
-        match self.prepare(&ground) {
-            Ok((prepared, tokens)) => {
-                containers = prepared;
-                let renewing = self.renew(tokens);
-                tokio::select! {
-                    () = self.run(&ground, &mut containers) => {}
-                    () = renewing => {}
-                    () = self.stop.cancelled() => {}
+        let volumes = volumes(&self.pod, &self.folder());
+        let running = async {
+            let pod = self.mount(&ground, &volumes).await;
+            match self.prepare(&ground, &pod) {
+                Ok(prepared) => containers = prepared,
+                Err(error) => {
+                    let why = Some(format!("{error:#}"));
+                    self.report(Some(&ground), &[], Phase::Failed, why).await;
+                    return std::future::pending().await;
                 }
             }
-            Err(error) => {
-                self.report(
-                    Some(&ground),
-                    &[],
-                    Phase::Failed,
-                    Some(format!("{error:#}")),
-                );
-                self.stop.cancelled().await;
+            tokio::select! {
+                () = self.run(&ground, &mut containers) => {}
+                () = self.renew(&volumes) => {}
             }
+        };
+        tokio::select! {
+            () = running => {}
+            () = self.stop.cancelled() => {}
         }
         self.end(ground, containers).await;
+    }
+
+    /// Fills the volumes. What they are made of may be about to be made, as a namespace's roots are: it is waited for.
+    /// Gives the pod back with its mounts.
+    async fn mount(&self, ground: &Ground, volumes: &[Volume]) -> Arc<Pod> {
+        let mut backoff = FIRST_BACKOFF;
+        loop {
+            let why = match self.fill(volumes).await {
+                Ok(pod) => return pod,
+                Err(error) => Some(format!("{error:#}")),
+            };
+            self.report(Some(ground), &[], Phase::Pending, why).await;
+            tokio::time::sleep(backoff).await;
+            backoff = (backoff * 2).min(LONGEST_BACKOFF);
+        }
+    }
+
+    async fn fill(&self, volumes: &[Volume]) -> Result<Arc<Pod>> {
+        crate::environment::private_directory(&self.folder())?;
+        if let Some(kubeconfig) = self.shared.objects.kubeconfig(&self.api_token()) {
+            write_json(&self.kubeconfig(), &kubeconfig)?;
+        }
+        let holder = self.holder();
+        for volume in volumes {
+            volume.write(&self.shared.objects, &holder).await?;
+        }
+        self.shared.objects.whole(&self.pod, &self.name.key()).await
+    }
+
+    /// How the API server is reached by what runs in the pod, with the token of a volume `api` ...
+    fn kubeconfig(&self) -> PathBuf {
+        self.folder().join("kubeconfig")
+    }
+
+    /// ... if it has one.
+    fn api_token(&self) -> PathBuf {
+        self.folder().join("api").join("token")
     }
 
     /// Tries for a sandbox until it works or the pod is deleted.
@@ -96,7 +138,8 @@ impl PodLife {
             match attempt.await {
                 Ok(sandbox) => return Some(Ground::Own(sandbox)),
                 Err(error) => {
-                    self.report(None, &[], Phase::Pending, Some(format!("{error:#}")));
+                    let why = Some(format!("{error:#}"));
+                    self.report(None, &[], Phase::Pending, why).await;
                 }
             }
             tokio::select! {
@@ -130,14 +173,8 @@ impl PodLife {
             .unwrap_or(false)
     }
 
-    fn prepare(&self, ground: &Ground) -> Result<(Vec<Running>, Vec<ProjectedToken>)> {
-        let spec = self.pod.spec.as_ref().context("the pod has no spec")?;
-        let folder = self.folder();
-        crate::environment::private_directory(&folder)?;
-        let tokens = projected_tokens(&self.pod, &folder);
-        for token in &tokens {
-            token.write(&self.shared.issuer, &self.bearer()?)?;
-        }
+    fn prepare(&self, ground: &Ground, pod: &Pod) -> Result<Vec<Running>> {
+        let spec = pod.spec.as_ref().context("the pod has no spec")?;
         let variables = self.variables(ground);
         let resolv_conf = self.resolv_conf()?;
         let cgroup = self.shared.cgroups.of_pod(self.own_uid());
@@ -146,7 +183,7 @@ impl PodLife {
             let process = Process {
                 resolv_conf: resolv_conf.clone(),
                 cgroup: cgroup.clone(),
-                ..Process::of_container(&self.pod, container, &self.shared.programs, &variables)?
+                ..Process::of_container(pod, container, &self.shared.programs, &variables)?
             };
             let log = if spec.containers.len() == 1 {
                 self.name.slug()
@@ -171,7 +208,7 @@ impl PodLife {
                 ready: false,
             });
         }
-        Ok((containers, tokens))
+        Ok(containers)
     }
 
     /// Pods on the node's network resolve names as it does.
@@ -192,27 +229,18 @@ impl PodLife {
             .join(self.name.slug())
     }
 
-    fn bearer(&self) -> Result<Bearer> {
-        let account = self
-            .pod
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.service_account_name.as_deref())
-            .unwrap_or("default");
-        let account =
-            ObjectKey::namespaced(cluster::Kind::ServiceAccount, &self.name.namespace, account);
-        Ok(Bearer {
+    fn holder(&self) -> Holder {
+        let spec = self.pod.spec.as_ref();
+        let account = spec.and_then(|spec| spec.service_account_name.as_deref());
+        Holder {
             namespace: self.name.namespace.clone(),
-            service_account: self.shared.uid_of(&account)?,
+            account: account.unwrap_or("default").to_owned(),
             pod: Named {
                 name: self.name.name.clone(),
                 uid: self.uid.clone(),
             },
-            node: self.shared.uid_of(&ObjectKey::cluster_wide(
-                cluster::Kind::Node,
-                self.node.name(),
-            ))?,
-        })
+            node: self.node,
+        }
     }
 
     /// What `$(…)` may stand for in a container of the lab, as there are no mounts.
@@ -228,7 +256,9 @@ impl PodLife {
                     .unwrap_or_default(),
             ),
             ("LAB_HOST_IP", self.node.uplink().v4.to_string()),
-            ("LAB_MANIFESTS", path(state.manifests())),
+            ("LAB_SOURCE", self.shared.objects.source_argument()),
+            // Where there is no API server nobody reads it.
+            ("LAB_KUBECONFIG", path(self.kubeconfig())),
             ("LAB_NODE_DIR", path(state.node(self.node))),
             ("LAB_VOLUMES", path(self.folder())),
             ("LAB_ROOT_CERTIFICATES", path(state.root_certificates())),
@@ -248,20 +278,24 @@ impl PodLife {
         .collect()
     }
 
-    async fn renew(&self, tokens: Vec<ProjectedToken>) {
-        let Some(shortest) = tokens.iter().map(ProjectedToken::renew_after).min() else {
-            return std::future::pending().await;
-        };
+    /// Keeps the volumes as they are to be; never ends.
+    async fn renew(&self, volumes: &[Volume]) {
+        let holder = self.holder();
+        join_all(volumes.iter().map(|volume| self.renew_one(volume, &holder))).await;
+        std::future::pending().await
+    }
+
+    async fn renew_one(&self, volume: &Volume, holder: &Holder) {
+        let mut pause = volume.renew_after();
         loop {
-            tokio::time::sleep(shortest).await;
-            for token in &tokens {
-                let written = self
-                    .bearer()
-                    .and_then(|bearer| token.write(&self.shared.issuer, &bearer));
-                if let Err(error) = written {
-                    progress(format!("{}: cannot renew its token: {error:#}", self.name));
+            tokio::time::sleep(pause).await;
+            pause = match volume.write(&self.shared.objects, holder).await {
+                Ok(()) => volume.renew_after(),
+                Err(error) => {
+                    progress(format!("{}: cannot renew a volume: {error:#}", self.name));
+                    LONGEST_BACKOFF
                 }
-            }
+            };
         }
     }
 
@@ -292,7 +326,10 @@ impl PodLife {
             let ready = containers.iter().all(|container| container.ready);
             // What could not be written, as on a full disk, is written again.
             if changed || !ready || !written {
-                written = self.report(Some(ground), containers, Phase::Running, complaint.clone());
+                let why = complaint.clone();
+                written = self
+                    .report(Some(ground), containers, Phase::Running, why)
+                    .await;
             }
             if written {
                 containers.iter_mut().for_each(Running::order_recorded);
@@ -350,7 +387,7 @@ impl PodLife {
         {
             progress(format!("{}: {error:#}", self.name));
         }
-        self.forget();
+        self.forget().await;
     }
 
     fn has_no_power(&self) -> bool {
@@ -369,19 +406,12 @@ impl PodLife {
         }
     }
 
-    fn forget(&self) {
+    async fn forget(&self) {
         self.shared.cgroups.remove(self.own_uid());
         // A record that was never written need not be removed.
         let _no_record = std::fs::remove_file(self.shared.state.pod_record(&self.name));
         let _no_names = std::fs::remove_file(self.shared.state.resolv_conf_of(&self.name));
-        if let Err(error) = self.shared.status.remove(&self.key()) {
-            progress(format!("{}: cannot remove its status: {error}", self.name));
-        }
-        self.shared.finalize(&self.name, &self.uid);
-    }
-
-    fn key(&self) -> ObjectKey {
-        ObjectKey::namespaced(cluster::Kind::Pod, &self.name.namespace, &self.name.name)
+        self.shared.finalize(&self.name, &self.uid).await;
     }
 
     fn addresses(&self, ground: Option<&Ground>) -> Option<crate::topology::Pair> {
@@ -392,7 +422,7 @@ impl PodLife {
     }
 
     /// Writes the pod's status into the cluster and the lab's record of it; true if both are written.
-    fn report(
+    async fn report(
         &self,
         ground: Option<&Ground>,
         containers: &[Running],
@@ -400,7 +430,9 @@ impl PodLife {
         message: Option<String>,
     ) -> bool {
         let ready = !containers.is_empty() && containers.iter().all(|container| container.ready);
-        let status = self.write_status(ground, ready, phase, message.as_deref());
+        let status = self
+            .say(self.status(ground, ready, phase, message.as_deref()))
+            .await;
         if let Err(error) = &status {
             progress(format!("{}: cannot write its status: {error:#}", self.name));
         }
@@ -409,13 +441,23 @@ impl PodLife {
         status.is_ok() && recorded
     }
 
-    fn write_status(
+    async fn say(&self, status: Partial) -> Result<()> {
+        let objects = &self.shared.objects;
+        if objects.are_served() && self.told.borrow().as_ref() == Some(&status) {
+            return Ok(());
+        }
+        objects.say(&self.name.key(), &self.uid, &status).await?;
+        *self.told.borrow_mut() = Some(status);
+        Ok(())
+    }
+
+    fn status(
         &self,
         ground: Option<&Ground>,
         ready: bool,
         phase: Phase,
         message: Option<&str>,
-    ) -> Result<()> {
+    ) -> Partial {
         let condition = |kind: &str, holds: bool| {
             let mut condition =
                 json!({"type": kind, "status": if holds { "True" } else { "False" }});
@@ -450,15 +492,10 @@ impl PodLife {
         let serde_json::Value::Object(status) = status else {
             unreachable!("broken invariant: status is an object")
         };
-        let partial = Partial {
+        Partial {
             status,
             ..Partial::default()
-        };
-        self.shared
-            .status
-            .write(&self.key(), &self.uid, &partial)
-            .map(drop)
-            .context("status")
+        }
     }
 
     fn record(
