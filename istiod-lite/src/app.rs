@@ -86,7 +86,9 @@ pub async fn start(
     let monitoring_address = monitoring_listener.local_addr()?;
 
     let state = State {
-        index: Arc::new(RwLock::new(Index::new(config.mesh.clone()))),
+        index: Arc::new(RwLock::new(
+            Index::new(config.mesh.clone()).answering_to(config.revisions.clone()),
+        )),
         catalogue: Arc::new(Catalogue::default()),
         source_problems: Arc::default(),
     };

@@ -92,8 +92,9 @@ pub struct Arguments {
     /// Address for readiness and metrics [MONITORING_ADDRESS; 0.0.0.0:15014]
     #[arg(long)]
     monitoring: Option<String>,
-    /// Names by which Gateways ask for this control plane (label istio.io/rev): its revision, then its tags, separated by
-    /// commas. What names none asks for `default` [REVISION; default]
+    /// Names by which Gateways and objects of Istio's kinds ask for this control plane (label istio.io/rev): its revision,
+    /// then its tags, separated by commas. A Gateway that names none asks for `default`, another object for all
+    /// [REVISION; default]
     #[arg(long)]
     revision: Option<String>,
     /// Lifetime of a certificate whose client names none [DEFAULT_WORKLOAD_CERT_TTL; 24h]

@@ -119,6 +119,8 @@ impl Changes {
 #[derive(Debug)]
 pub struct Index {
     mesh: Mesh,
+    /// Those that objects of Istio's kinds may be for; empty where they may be for any.
+    revisions: Vec<String>,
     world: World,
     sharing: Sharing,
     dirty: BTreeSet<Subject>,
@@ -147,6 +149,7 @@ impl Index {
         Self {
             allocator: mesh.auto_allocate.map(Allocator::new),
             mesh,
+            revisions: Vec::new(),
             world: World::default(),
             sharing: Sharing::default(),
             dirty: BTreeSet::new(),
@@ -163,6 +166,13 @@ impl Index {
             allocations: BTreeMap::new(),
             exhaustions: BTreeMap::new(),
         }
+    }
+
+    /// The same, of a control plane that answers to these revisions: an object of Istio's kinds that is for another one
+    /// (label `istio.io/rev`) is as if it were not there. What names none is for all.
+    #[must_use]
+    pub fn answering_to(self, revisions: Vec<String>) -> Self {
+        Self { revisions, ..self }
     }
 
     /// Takes in events, and says what they have changed.

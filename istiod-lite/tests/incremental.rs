@@ -724,3 +724,47 @@ fn a_change_of_a_rule_tells_of_the_services_that_it_is_for_and_of_no_other() {
     assert_eq!(apply(vec![pod("v2")]), [""; 0]);
     assert_eq!(apply(vec![pod("v1")]), [ccc.as_str()]);
 }
+
+#[test]
+fn what_is_for_another_revision_is_as_if_it_were_not_there() {
+    let policy = |revision: Option<&str>| {
+        let mut policy = json!({
+            "metadata": {"name": "deny", "namespace": "x", "labels": {}},
+            "spec": {"action": "DENY", "rules": [{}]},
+        });
+        if let Some(revision) = revision {
+            policy["metadata"]["labels"]["istio.io/rev"] = json!(revision);
+        }
+        object::<kinds::AuthorizationPolicy>(policy)
+    };
+    let held = |revisions: &[&str], revision: Option<&str>| {
+        let revisions = revisions.iter().map(|name| (*name).to_owned()).collect();
+        let mut index = Index::new(mesh()).answering_to(revisions);
+        !told(&mut index, [policy(revision)]).is_empty()
+    };
+    for (revisions, revision, expected) in [
+        (&["default"][..], None, true),
+        (&["blue", "prod"], None, true),
+        (&["blue", "prod"], Some(""), true),
+        (&["blue", "prod"], Some("prod"), true),
+        (&["blue", "prod"], Some("green"), false),
+        (&["default"], Some("green"), false),
+        (&[], Some("green"), true),
+    ] {
+        assert_eq!(
+            held(revisions, revision),
+            expected,
+            "{revision:?} at {revisions:?}"
+        );
+    }
+
+    // It goes when it is given to another, with a word on why, and comes back.
+    let mut index = Index::new(mesh()).answering_to(vec!["blue".to_owned()]);
+    let name = ["authorization x/deny".to_owned()];
+    assert_eq!(told(&mut index, [policy(None)]), name);
+    assert_eq!(told(&mut index, [policy(Some("green"))]), name);
+    let problems: Vec<String> = index.problems().map(|one| format!("{one:?}")).collect();
+    assert!(problems.concat().contains("green"), "{problems:?}");
+    assert_eq!(told(&mut index, [policy(Some("blue"))]), name);
+    assert_eq!(index.problems().count(), 0);
+}

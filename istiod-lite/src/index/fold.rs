@@ -37,9 +37,31 @@ impl Index {
     /// Takes in one event. Returns the object if conditions are written to its kind.
     pub(super) fn fold(&mut self, event: Event) -> Option<ObjectKey> {
         match event {
-            Event::Applied(object) => self.fold_object(&object),
+            Event::Applied(object) => match self.other_revision(&object) {
+                Some(revision) => self.leave_to(revision, &object),
+                None => self.fold_object(&object),
+            },
             Event::Deleted(key) => self.fold_deletion(key),
         }
+    }
+
+    /// The revision that an object is for, if that is none of ours.
+    fn other_revision<'a>(&self, object: &'a Object) -> Option<&'a str> {
+        let revision = object.labels().get(wellknown::REVISION)?.as_str();
+        let chosen = !self.revisions.is_empty() && object.kind().group().ends_with(".istio.io");
+        let ours = revision.is_empty() || self.revisions.iter().any(|own| own == revision);
+        (chosen && !ours).then_some(revision)
+    }
+
+    fn leave_to(&mut self, revision: &str, object: &Object) -> Option<ObjectKey> {
+        let key = object.key();
+        let written = self.fold_deletion(key.clone());
+        let reason = format!(
+            "{revision:?} is another control plane's: to this one it is as if the object were not there"
+        );
+        let field = format!("metadata.labels[{}]", wellknown::REVISION);
+        self.set_problems(&key, vec![Problem::new(field, reason)]);
+        written
     }
 
     fn fold_object(&mut self, object: &Object) -> Option<ObjectKey> {

@@ -450,3 +450,6 @@ impl Lines {
 
 /// A buffer that was needed for one large object is not kept for all small ones.
 const KEPT: usize = 256 << 10;
+
+#[cfg(test)]
+mod tests;
