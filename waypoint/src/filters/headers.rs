@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(seen, expected);
     }
 
-    /// Cases X01-X14 and Y01-Y07: the same edits in a rule or a backend, of requests or responses.
+    /// Cases X01-X14, Y01-Y07 and G06 (metadata are headers): the same edits in a rule or a backend, of requests or responses.
     #[test]
     fn headers_are_set_added_and_removed() {
         let set = ["set X-Header-Set: set-overwrites-values"];

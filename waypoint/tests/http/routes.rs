@@ -313,6 +313,7 @@ async fn an_endpoint_that_is_not_there_costs_no_request() {
     }
 }
 
+/// K02, and K04 where the limit is that of one attempt alone: who answers in time is not touched by it.
 #[tokio::test]
 async fn whoever_takes_too_long_is_given_up() {
     let mut world = World::new().await;
@@ -322,20 +323,61 @@ async fn whoever_takes_too_long_is_given_up() {
     })
     .await;
     let front = world.service("front", &[slow]);
-    let mut limited = rule(vec![to("front", 1)]);
-    limited.timeouts = Some(Timeouts {
-        request: Some(prost_types::Duration {
-            seconds: 0,
-            nanos: 200_000_000,
-        }),
-        backend_request: None,
+    let prompt = world.service("prompt", &[application("prompt").await]);
+    let limit = Some(prost_types::Duration {
+        seconds: 0,
+        nanos: 200_000_000,
     });
-    world.serve("front", Protocol::Http1, vec![limited]);
-    let began = Instant::now();
-    let answer = world.get(front, "/").await;
-    assert_eq!(answer.status, 504);
-    assert_eq!(answer.body, "UT: upstream request timeout\n");
-    assert!(began.elapsed() < Duration::from_secs(5));
+    let whole = Timeouts {
+        request: limit,
+        backend_request: None,
+    };
+    let attempt = Timeouts {
+        request: None,
+        backend_request: limit,
+    };
+    for (case, timeouts) in [("K02", whole), ("K04", attempt)] {
+        let limited = |name| {
+            let mut limited = rule(vec![to(name, 1)]);
+            limited.timeouts = Some(timeouts);
+            vec![limited]
+        };
+        world.serve("front", Protocol::Http1, limited("front"));
+        world.serve("prompt", Protocol::Http1, limited("prompt"));
+        let began = Instant::now();
+        let answer = world.get(front, "/").await;
+        assert_eq!(answer.status, 504, "{case}");
+        assert_eq!(answer.body, "UT: upstream request timeout\n", "{case}");
+        assert!(began.elapsed() < Duration::from_secs(5), "{case}");
+        assert_eq!(world.get(prompt, "/").await.status, 200, "{case}");
+    }
+}
+
+/// M19: the address that was dialled says whose routes apply, never the Host of a request.
+#[tokio::test]
+async fn another_services_host_does_not_bring_its_routes() {
+    let mut world = World::new().await;
+    let old = world.service("old", &[application("old").await]);
+    let new = world.service("new", &[application("new").await]);
+    let mut marked = rule(vec![to("old", 1)]);
+    marked.filters = vec![filter(Kind::ResponseHeaders(HeaderModifier {
+        set: vec![Header {
+            name: "x-marked".into(),
+            value: "yes".into(),
+        }],
+        ..HeaderModifier::default()
+    }))];
+    world.serve("old", Protocol::Http1, vec![marked]);
+    world.serve("new", Protocol::Http1, vec![]);
+    for (dialled, named, app, is_marked) in [(new, "old", "new", false), (old, "new", "old", true)]
+    {
+        let mut request = get("/");
+        let host = host(named).to_string().parse().unwrap();
+        request.headers_mut().insert("host", host);
+        let answer = world.ask(dialled, request).await;
+        assert_eq!(answer.seen()["app"], app);
+        assert_eq!(answer.headers.contains_key("x-marked"), is_marked, "{app}");
+    }
 }
 
 #[tokio::test]

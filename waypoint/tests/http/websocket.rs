@@ -78,22 +78,25 @@ async fn ask(world: &World, to: SocketAddr) -> Response<Incoming> {
     soon(sender.send_request(request)).await.unwrap()
 }
 
+/// Z02 where the port declares WebSockets; one of plain HTTP/1.1 carries them as well.
 #[tokio::test]
 async fn a_websocket_becomes_bytes_both_ways() {
-    let mut world = World::new().await;
-    let to = world.service("app", &[application(SWITCHING).await]);
-    world.serve("app", Protocol::Http1, vec![]);
-    let mut stream = world.connect(to).await;
-    stream.write_all(HEAD.as_bytes()).await.unwrap();
-    let heard = heard_to("hello", &mut stream).await.to_lowercase();
-    assert!(heard.starts_with("http/1.1 101"), "{heard}");
-    assert!(heard.contains("upgrade: websocket"), "{heard}");
-    stream.write_all(b"ping").await.unwrap();
-    assert_eq!(heard_to("ping", &mut stream).await, "ping");
-    drop(stream);
-    world
-        .until_counted(&["istio_requests_total", "response_code=\"101\""])
-        .await;
+    for speaks in [Protocol::Websocket, Protocol::Http1] {
+        let mut world = World::new().await;
+        let to = world.service("app", &[application(SWITCHING).await]);
+        world.serve("app", speaks, vec![]);
+        let mut stream = world.connect(to).await;
+        stream.write_all(HEAD.as_bytes()).await.unwrap();
+        let heard = heard_to("hello", &mut stream).await.to_lowercase();
+        assert!(heard.starts_with("http/1.1 101"), "{speaks:?}: {heard}");
+        assert!(heard.contains("upgrade: websocket"), "{speaks:?}: {heard}");
+        stream.write_all(b"ping").await.unwrap();
+        assert_eq!(heard_to("ping", &mut stream).await, "ping", "{speaks:?}");
+        drop(stream);
+        world
+            .until_counted(&["istio_requests_total", "response_code=\"101\""])
+            .await;
+    }
 }
 
 #[tokio::test]

@@ -354,23 +354,37 @@ fn grpc_methods() {
     );
 }
 
-/// B07, M14: a name changes nothing but what is said of the rule.
+/// B07, M14, and G05 of gRPC's: a name changes nothing but what is said of the rule.
 #[test]
 fn rules_are_named() {
     let mut named = rule("/named -> v1");
     named.name = "my-rule".into();
-    let table = HttpTable::compile(&[route("r", [named, rule("/unnamed -> v2")])]);
-    for (request, backend, name) in [
-        ("/named", "v1", "HTTPRoute shop/r rule my-rule"),
-        ("/unnamed", "v2", "HTTPRoute shop/r rule #1"),
+    let mut named_method = rule("grpc:pkg.Echo/Echo -> v1");
+    named_method.name = "my-rule".into();
+    let methods = [named_method, rule("grpc:pkg.Echo/EchoTwo -> v2")];
+    let mut grpc = route("r", methods);
+    grpc.kind = "GRPCRoute".into();
+    let http = HttpTable::compile(&[route("r", [named, rule("/unnamed -> v2")])]);
+    let grpc = HttpTable::compile(&[grpc]);
+    for (table, request, backend, name) in [
+        (&http, "/named", "v1", "HTTPRoute shop/r rule my-rule"),
+        (&http, "/unnamed", "v2", "HTTPRoute shop/r rule #1"),
+        (
+            &grpc,
+            "POST /pkg.Echo/Echo",
+            "v1",
+            "GRPCRoute shop/r rule my-rule",
+        ),
+        (
+            &grpc,
+            "POST /pkg.Echo/EchoTwo",
+            "v2",
+            "GRPCRoute shop/r rule #1",
+        ),
     ] {
-        assert_eq!(outcome(&table, request), backend);
-        let hit = table
-            .find(&Asked::new(request).request())
-            .unwrap()
-            .rule
-            .name
-            .to_string();
-        assert_eq!(hit, name);
+        assert_eq!(outcome(table, request), backend);
+        let asked = Asked::new(request);
+        let hit = table.find(&asked.request()).unwrap();
+        assert_eq!(hit.rule.name.to_string(), name);
     }
 }
