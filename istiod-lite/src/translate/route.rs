@@ -263,6 +263,15 @@ pub enum Rank {
     Grpc,
 }
 
+/// What a rule of a route sends on. The kind does not say it of a VirtualService, which has rules for both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Carried {
+    /// HTTP requests, which whoever expects TLS must not get in plain text.
+    Requests,
+    /// A connection's bytes, whatever they are.
+    Bytes,
+}
+
 impl RouteId {
     /// How it stands to the other kinds.
     pub fn rank(&self) -> Rank {
@@ -288,8 +297,8 @@ impl Rank {
 }
 
 impl Route {
-    /// All that it refers to.
-    pub fn targets(&self) -> impl Iterator<Item = &Target> {
+    /// All that it refers to, and what it would send there.
+    pub fn targets(&self) -> impl Iterator<Item = (Carried, &Target)> {
         let backends: Vec<&Backend> = match &self.rules {
             Rules::Http(_) => Vec::new(),
             Rules::Tls { backends, .. } | Rules::Tcp(backends) => backends.iter().collect(),
@@ -299,7 +308,9 @@ impl Route {
             let own = mirrors(&rule.filters);
             own.chain(rule.backends.iter().flat_map(Backend::targets))
         });
-        of_rules.chain(backends.into_iter().flat_map(Backend::targets))
+        let of_connections = backends.into_iter().flat_map(Backend::targets);
+        let of_rules = of_rules.map(|target| (Carried::Requests, target));
+        of_rules.chain(of_connections.map(|target| (Carried::Bytes, target)))
     }
 
     fn http_rules(&self) -> impl Iterator<Item = &HttpRule> {

@@ -14,7 +14,7 @@ use crate::{
     translate::{
         policy::TargetKey,
         route::{
-            ParentKey, Rank, Reference, Route, RouteId, Unresolved, reachable,
+            Carried, ParentKey, Reference, Route, RouteId, Unresolved, reachable,
             serving::{self, Attached, Resolver, Served},
         },
         waypoint::Binding,
@@ -94,8 +94,9 @@ impl Index {
 
     pub(super) fn derive_route(&self, id: &RouteId) -> Option<Derived> {
         let route = self.route(id)?;
-        let targets = route.targets().filter_map(|target| {
-            let why = self.resolve(id, &target.reference, None).err()?;
+        let targets = route.targets().filter_map(|(carried, target)| {
+            let resolved = self.resolve(id, &target.reference, (None, carried));
+            let why = resolved.err()?;
             Some((target.field.clone(), why))
         });
         let extensions = route.extensions().map(|(field, name)| {
@@ -180,7 +181,7 @@ impl Resolver for Index {
         &self,
         route: &RouteId,
         reference: &Reference,
-        asked: Option<u16>,
+        (asked, carried): (Option<u16>, Carried),
     ) -> Result<wire::Destination, Unresolved> {
         let missing = |words: String| Unresolved::new(Unresolved::NOT_FOUND, words);
         let mut part = None;
@@ -231,15 +232,15 @@ impl Resolver for Index {
         let begins_tls = traffic_policy
             .as_ref()
             .is_some_and(|policy| policy.tls.is_some());
-        let protocol = match (route.rank() >= Rank::Http, speaks) {
-            (true, wire::Protocol::Tls) if !begins_tls => {
+        let protocol = match (carried, speaks) {
+            (Carried::Requests, wire::Protocol::Tls) if !begins_tls => {
                 let words = format!(
                     "port {port} of {hostname} expects TLS, which waypoints begin only where a DestinationRule says so"
                 );
                 return Err(Unresolved::new(Unresolved::PROTOCOL, words));
             }
             // Inside of it is spoken what the client speaks.
-            (true, wire::Protocol::Tls) => wire::Protocol::Detect,
+            (Carried::Requests, wire::Protocol::Tls) => wire::Protocol::Detect,
             (_, speaks) => speaks,
         };
         Ok(wire::Destination {

@@ -38,7 +38,7 @@ impl Index {
             for parent in &before.parents {
                 unlink(&mut self.world.routes_by_parent, &parent.object, id);
             }
-            for target in before.targets() {
+            for (_, target) in before.targets() {
                 match &target.reference {
                     Reference::Service { name, .. } => {
                         unlink(&mut self.world.routes_by_service, name, id);
@@ -62,7 +62,7 @@ impl Index {
             for parent in &facts.parents {
                 link(&mut self.world.routes_by_parent, &parent.object, id);
             }
-            for target in facts.targets() {
+            for (_, target) in facts.targets() {
                 match &target.reference {
                     Reference::Service { name, .. } => {
                         link(&mut self.world.routes_by_service, name, id);

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use proto::waypoint as wire;
 
 use super::{
-    Backend, Filter, HttpRule, Parent, Reach, Reference, Route, RouteId, Rules, Target, Unresolved,
-    reachable, said,
+    Backend, Carried, Filter, HttpRule, Parent, Reach, Reference, Route, RouteId, Rules, Target,
+    Unresolved, reachable, said,
 };
 use crate::facts::{NamespacedName, service::ServicePort};
 
@@ -47,7 +47,7 @@ pub struct Attached<'a> {
 
 /// Follows references.
 pub trait Resolver {
-    /// Where a reference of a route leads, for who asked for this port.
+    /// Where a reference of a route leads, for who asked for this port and has this to send.
     ///
     /// # Errors
     /// When it leads nowhere, or to what such a route can't use.
@@ -55,7 +55,7 @@ pub trait Resolver {
         &self,
         route: &RouteId,
         reference: &Reference,
-        asked: Option<u16>,
+        asked: (Option<u16>, Carried),
     ) -> Result<wire::Destination, Unresolved>;
 
     /// How a port of the service itself is spoken to.
@@ -284,9 +284,9 @@ struct Following<'a, R> {
 }
 
 impl<R: Resolver> Following<'_, R> {
-    fn follow(&self, to: &Target) -> Result<wire::Destination, Unresolved> {
+    fn follow(&self, to: &Target, carried: Carried) -> Result<wire::Destination, Unresolved> {
         self.resolver
-            .resolve(self.id, &to.reference, Some(self.asked))
+            .resolve(self.id, &to.reference, (Some(self.asked), carried))
     }
 
     fn rule(&self, rule: &HttpRule) -> wire::HttpRule {
@@ -310,7 +310,7 @@ impl<R: Resolver> Following<'_, R> {
                     numerator,
                     denominator,
                 } => Kind::Mirror(wire::Mirror {
-                    destination: self.follow(to).ok(),
+                    destination: self.follow(to, Carried::Requests).ok(),
                     numerator: *numerator,
                     denominator: *denominator,
                 }),
@@ -323,7 +323,7 @@ impl<R: Resolver> Following<'_, R> {
 
     fn backend(&self, backend: &Backend) -> wire::HttpBackend {
         use wire::http_backend::Target;
-        let target = match self.follow(&backend.to) {
+        let target = match self.follow(&backend.to, Carried::Requests) {
             Ok(destination) => Target::Destination(destination),
             Err(why) => Target::Invalid(format!("{}: {}", backend.to.field, why.words)),
         };
@@ -360,7 +360,7 @@ impl<R: Resolver> Following<'_, R> {
         }
         let backend = |backend: &Backend| wire::TcpBackend {
             weight: backend.weight,
-            target: Some(match self.follow(&backend.to) {
+            target: Some(match self.follow(&backend.to, Carried::Bytes) {
                 Ok(destination) => Target::Destination(destination),
                 Err(why) => Target::Invalid(format!("{}: {}", backend.to.field, why.words)),
             }),
