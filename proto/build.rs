@@ -2,7 +2,7 @@
 //! Compiles the schemas with protox, so that building needs no protoc.
 
 /// Every schema, by owner.
-const SCHEMAS: [&str; 16] = [
+const SCHEMAS: [&str; 17] = [
     "istio/workload.proto",
     "istio/security.proto",
     "istio/zds.proto",
@@ -10,6 +10,7 @@ const SCHEMAS: [&str; 16] = [
     "envoy/discovery.proto",
     "envoy/auth.proto",
     "mesh/handover.proto",
+    "mesh/connection_logs.proto",
     "mesh/waypoint.proto",
     "mesh/waypoint_policy.proto",
     "mesh/waypoint_telemetry.proto",

@@ -18,7 +18,8 @@ use std::{
 use bytes::Bytes;
 use parking_lot::{RwLock, RwLockReadGuard};
 use proto::{
-    ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL, WAYPOINT_TYPE_URL,
+    ADDRESS_TYPE_URL, AUTHORIZATION_TYPE_URL, CONNECTION_LOGS_TYPE_URL, WAYPOINT_SERVICE_TYPE_URL,
+    WAYPOINT_TYPE_URL,
 };
 use tokio::sync::watch;
 use xxhash_rust::xxh64::xxh64;
@@ -45,15 +46,18 @@ pub enum ResourceType {
     Waypoint,
     /// What a waypoint does with a service's traffic: each is for one waypoint alone.
     WaypointService,
+    /// What nodes' proxies tell of connections.
+    ConnectionLogs,
 }
 
 impl ResourceType {
     /// All of them.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::Address,
         Self::Authorization,
         Self::Waypoint,
         Self::WaypointService,
+        Self::ConnectionLogs,
     ];
 
     /// The type that a URL names.
@@ -68,6 +72,7 @@ impl ResourceType {
             Self::Authorization => AUTHORIZATION_TYPE_URL,
             Self::Waypoint => WAYPOINT_TYPE_URL,
             Self::WaypointService => WAYPOINT_SERVICE_TYPE_URL,
+            Self::ConnectionLogs => CONNECTION_LOGS_TYPE_URL,
         }
     }
 
@@ -78,6 +83,7 @@ impl ResourceType {
             Self::Authorization => "authorization",
             Self::Waypoint => "waypoint",
             Self::WaypointService => "waypoint_service",
+            Self::ConnectionLogs => "connection_logs",
         }
     }
 }
@@ -306,6 +312,7 @@ pub struct Tables {
     generation: u64,
     addresses: Table,
     authorizations: Table,
+    connection_logs: Table,
     waypoints: Served,
     served: Served,
     /// Kept from the first client on that asks by key.
@@ -331,6 +338,7 @@ impl Tables {
             ResourceType::Authorization => &self.authorizations,
             ResourceType::Waypoint => &self.waypoints.nothing,
             ResourceType::WaypointService => &self.served.nothing,
+            ResourceType::ConnectionLogs => &self.connection_logs,
         }
     }
 
@@ -351,7 +359,9 @@ impl Tables {
 
     fn for_waypoints(&self, of: ResourceType) -> Option<&Served> {
         match of {
-            ResourceType::Address | ResourceType::Authorization => None,
+            ResourceType::Address | ResourceType::Authorization | ResourceType::ConnectionLogs => {
+                None
+            }
             ResourceType::Waypoint => Some(&self.waypoints),
             ResourceType::WaypointService => Some(&self.served),
         }
@@ -399,6 +409,9 @@ impl Catalogue {
                     (ResourceType::Address, _) => tables.addresses.apply(generation, name, body),
                     (ResourceType::Authorization, _) => {
                         tables.authorizations.apply(generation, name, body);
+                    }
+                    (ResourceType::ConnectionLogs, _) => {
+                        tables.connection_logs.apply(generation, name, body);
                     }
                     (ResourceType::Waypoint, Some(waypoint)) => {
                         tables.waypoints.apply(generation, waypoint, name, body);

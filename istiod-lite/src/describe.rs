@@ -11,6 +11,7 @@ use std::net::IpAddr;
 use prost::Message as _;
 use proto::{
     security,
+    telemetry::ConnectionLogs,
     waypoint::{Service as Served, Waypoint},
     workload as wire,
 };
@@ -36,6 +37,7 @@ pub fn resource(of: ResourceType, body: &[u8]) -> Result<Value, prost::DecodeErr
         ResourceType::Authorization => authorization(&security::Authorization::decode(body)?),
         ResourceType::Waypoint => policy::waypoint(&Waypoint::decode(body)?),
         ResourceType::WaypointService => waypoint::service(&Served::decode(body)?),
+        ResourceType::ConnectionLogs => telemetry::connections(&ConnectionLogs::decode(body)?),
     })
 }
 

@@ -68,6 +68,8 @@ enum Subject {
     Plugin(NamespacedName),
     /// And of a Telemetry.
     Telemetry(NamespacedName),
+    /// What is told of the connections of a namespace.
+    ConnectionLogs(Arc<str>),
     PeerAuthentication(NamespacedName),
     /// The policy that denies all plaintext: there is one, once anyone asks for it.
     StaticStrict,
@@ -426,6 +428,7 @@ impl Subject {
             | Self::Slice(_)
             | Self::Network(_)
             | Self::Waypoint(_)
+            | Self::ConnectionLogs(_)
             | Self::PeerAuthentication(_)
             | Self::StaticStrict
             | Self::OnlyThrough(_) => return None,

@@ -14,6 +14,9 @@ pub const WAYPOINT_SERVICE_TYPE_URL: &str = "type.googleapis.com/culvert.waypoin
 /// Type URL of [`waypoint::Waypoint`] resources.
 pub const WAYPOINT_TYPE_URL: &str = "type.googleapis.com/culvert.waypoint.Waypoint";
 
+/// Type URL of [`telemetry::ConnectionLogs`] resources.
+pub const CONNECTION_LOGS_TYPE_URL: &str = "type.googleapis.com/culvert.telemetry.ConnectionLogs";
+
 macro_rules! package {
     ($(#[$doc:meta])* $module:ident = $package:literal) => {
         $(#[$doc])*
@@ -64,6 +67,11 @@ package! {
 package! {
     /// `culvert.waypoint`: what a waypoint does with a service's traffic.
     waypoint = "culvert.waypoint"
+}
+
+package! {
+    /// `culvert.telemetry`: what nodes' proxies tell of connections.
+    telemetry = "culvert.telemetry"
 }
 
 /// `opentelemetry`: OTLP, as far as it is sent. Its packages name each other by their places.

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use proto::{ads, auth, ca, handover, security, waypoint, workload, zds};
+use proto::{ads, auth, ca, handover, security, telemetry, waypoint, workload, zds};
 
 /// `golden` is hex; spaces and the bars between fields are for the reader.
 #[track_caller]
@@ -1148,4 +1148,25 @@ fn waypoint_rate_limits() {
         ..Default::default()
     };
     check(route, "320b08051202080118092a0168");
+}
+
+#[test]
+fn connection_logs() {
+    let logs = telemetry::Logs {
+        own_line: true,
+        collectors: vec![waypoint::Collector {
+            hostname: text("h"),
+            port: 1,
+            ..Default::default()
+        }],
+    };
+    check(
+        telemetry::ConnectionLogs {
+            namespace: text("n"),
+            everywhere: true,
+            sent: Some(logs),
+            taken: Some(telemetry::Logs::default()),
+        },
+        "0a016e | 1001 | 1a09 0801 1205 1201681801 | 2200",
+    );
 }

@@ -38,10 +38,12 @@ use crate::mesh_state::MeshState;
 use crate::node::node;
 use crate::on_demand::OnDemand;
 use crate::operators::Tables;
+use crate::otlp::{self, Finder};
 use crate::proxy::{Gate, LocalPods, Proxies, Settings, Shared};
 use crate::record::Recorder;
 use crate::roots;
 use crate::succession::{Carried, Succession};
+use crate::telling::Connections;
 use crate::xds_handlers::{Addresses, Authorizations, follow_identities};
 use crate::zds_client::{Signals, ZdsClient};
 use ops::workers::Workers;
@@ -128,6 +130,11 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
     let proxies = Arc::new(Proxies::new(shared, &metrics));
 
     let predecessors = Arc::<Predecessors>::default();
+    let finder = Finder {
+        mesh: Arc::clone(&mesh),
+        endpoints: Arc::clone(&endpoints),
+        network: config.node.network.clone(),
+    };
     let shown = Shown {
         mesh: Arc::clone(&mesh),
         certificates: certificates.clone(),
@@ -153,7 +160,12 @@ pub async fn run(config: Config, logs: Logs) -> anyhow::Result<()> {
         certificates: certificates.clone(),
         demand,
     };
-    let synced = follow_control_plane(&config, addresses)?;
+    let logs = Connections(Arc::clone(recorder.telling()));
+    let synced = follow_control_plane(&config, addresses, logs)?;
+    if let Some(outgoing) = recorder.exporter().outgoing() {
+        let node = config.node.clone();
+        tokio::spawn(async move { otlp::run(outgoing, finder, &node).await });
+    }
     let agent = ZdsClient::new(
         config.inpod.socket.clone(),
         own,
@@ -334,6 +346,7 @@ fn load_local(local: &Local) -> anyhow::Result<LocalConfig> {
 fn follow_control_plane(
     config: &Config,
     addresses: Addresses,
+    logs: Connections,
 ) -> anyhow::Result<Option<tokio::sync::watch::Receiver<bool>>> {
     let Some(endpoint) = &config.xds else {
         return Ok(None);
@@ -347,7 +360,8 @@ fn follow_control_plane(
     let policies = Authorizations {
         mesh: Arc::clone(&addresses.mesh),
     };
-    let handlers: Vec<Box<dyn xds::Handler>> = vec![Box::new(addresses), Box::new(policies)];
+    let handlers: Vec<Box<dyn xds::Handler>> =
+        vec![Box::new(addresses), Box::new(policies), Box::new(logs)];
     let client = xds::Client::new(connect, node(&config.node), handlers, xds::Counted::new());
     let synced = client.synced();
     tokio::spawn(client.run());

@@ -43,7 +43,9 @@ pub mod limits;
 pub mod trial;
 
 pub mod failure;
+pub mod otlp;
 pub mod record;
+pub mod telling;
 
 pub mod crl;
 pub mod roots;

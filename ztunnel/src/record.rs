@@ -18,11 +18,15 @@ use std::time::Instant;
 
 use hbone::{Count, Meter};
 use metrics::{Counter, Gauge};
+use ops::export::Exporter;
 use ops::metrics::{Handles, Metrics};
+use proto::opentelemetry::proto::logs::v1::LogRecord;
 
 pub use self::labels::{End, Labels, Reporter, Security, ServiceName};
 pub use self::refusals::{RefusalEntry, Refusals};
 use crate::failure::{Failure, Flag};
+use crate::otlp;
+use crate::telling::{Collector, Telling};
 use ops::workers::WorkerId;
 
 /// Label sets whose counters stay at hand on each worker.
@@ -79,6 +83,8 @@ pub struct Recorder {
     cached: Handles<Arc<Labels>, Counters>,
     refusals: Refusals,
     sockets: [Gauge; 2],
+    telling: Arc<Telling>,
+    exporter: Exporter<Arc<Collector>, LogRecord>,
 }
 
 /// What is known of a connection once its route is.
@@ -142,8 +148,20 @@ impl Recorder {
             sockets: [sockets(Reporter::Source), sockets(Reporter::Destination)],
             cached: Handles::new(workers, CACHED_LABEL_SETS),
             refusals: Refusals::new(),
+            telling: Arc::default(),
+            exporter: Exporter::new("logs", metrics.clone()),
             metrics,
         })
+    }
+
+    /// What is told of connections beside the log.
+    pub fn telling(&self) -> &Arc<Telling> {
+        &self.telling
+    }
+
+    /// What collectors are told by.
+    pub fn exporter(&self) -> &Exporter<Arc<Collector>, LogRecord> {
+        &self.exporter
     }
 
     pub fn refusals(&self) -> &Refusals {
@@ -311,7 +329,39 @@ impl Record {
         {
             recorder.list(&self.labels, self.source, self.destination, failure);
         }
-        self.log_complete(result.as_ref().err());
+        self.tell(result.as_ref().err(), flag);
+    }
+
+    /// To the log, and to whoever else is to hear of it. What was refused is in the log in any case.
+    fn tell(&self, failure: Option<&Failure>, flag: Flag) {
+        let labels = &self.labels;
+        let own = match labels.reporter {
+            Reporter::Source => &labels.source,
+            Reporter::Destination => &labels.destination,
+        };
+        let Some(told) = self.recorder.telling.of(labels.reporter, &own.namespace) else {
+            return self.log_complete(failure);
+        };
+        if told.own_line || flag != Flag::None {
+            self.log_complete(failure);
+        }
+        if told.collectors.is_empty() {
+            return;
+        }
+        let bytes = [self.meter.sent(), self.meter.received()];
+        let record = otlp::record(&otlp::Ended {
+            labels,
+            source: self.source,
+            destination: self.destination,
+            authority: self.authority.as_deref(),
+            took: self.opened_at.elapsed(),
+            bytes,
+            flag: flag.as_str(),
+            error: failure.map(Failure::to_string),
+        });
+        for to in &told.collectors {
+            self.recorder.exporter.tell(Arc::clone(to), record.clone());
+        }
     }
 }
 

@@ -46,6 +46,11 @@ pub trait Handler: Send {
         None
     }
 
+    /// Whether nothing is to begin before the first answer; a control plane of another make may know nothing of a type.
+    fn is_needed(&self) -> bool {
+        true
+    }
+
     /// Applies `resources`, then forgets `removed`, and says which resources it
     /// refuses; the others stay applied.
     fn apply(&mut self, resources: Vec<Resource>, removed: Vec<String>) -> Vec<Rejection>;
@@ -121,7 +126,7 @@ impl Subscriber {
 
     /// Whether all that it waits for at the start is there; keys are waited for one by one.
     fn is_complete(&self) -> bool {
-        self.demand.is_some() || self.subscription.acknowledged()
+        self.demand.is_some() || !self.handler.is_needed() || self.subscription.acknowledged()
     }
 }
 
@@ -147,7 +152,7 @@ impl<C, O: Observer> Client<C, O> {
         }
     }
 
-    /// Becomes true once each type that is wanted whole had a response that was
+    /// Becomes true once each type that is needed and wanted whole had a response that was
     /// accepted whole, and stays true.
     pub fn synced(&self) -> watch::Receiver<bool> {
         self.synced.subscribe()

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a waypoint is told to tell of traffic, as people read it.
 
+use proto::telemetry::{ConnectionLogs, Logs};
 use proto::waypoint as wire;
 use serde_json::Value;
 use wire::{access_log::Format, custom_tag::Value as Tag};
@@ -34,6 +35,25 @@ pub(super) fn telemetry(telemetry: &wire::Telemetry) -> Value {
         format!("{}{disabled}{removed}{tags}", metric.unwrap_or("*"))
     });
     out.add("metrics", metrics.collect::<Vec<_>>());
+    out.into()
+}
+
+/// What nodes' proxies tell of the connections of a namespace.
+pub(super) fn connections(logs: &ConnectionLogs) -> Value {
+    let mut out = Fields::default();
+    out.add("namespace", &logs.namespace);
+    out.add("everywhere", logs.everywhere);
+    let side = |logs: &Logs| {
+        let own = logs.own_line.then(|| "own".to_owned());
+        let to = logs.collectors.iter().map(collector);
+        let all: Vec<String> = own.into_iter().chain(to).collect();
+        match all.is_empty() {
+            true => "none".to_owned(),
+            false => all.join(", "),
+        }
+    };
+    out.add("sent", logs.sent.as_ref().map(side));
+    out.add("taken", logs.taken.as_ref().map(side));
     out.into()
 }
 

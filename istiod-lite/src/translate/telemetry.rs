@@ -19,7 +19,7 @@ use super::policy::{Target, TargetKey};
 use crate::facts::Problem;
 
 pub(crate) use expression::describe;
-pub use merge::merge;
+pub use merge::{connections, merge};
 pub use provider::{Sink, provider, sink};
 pub use read::read;
 

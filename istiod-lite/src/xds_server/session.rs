@@ -45,6 +45,7 @@ pub struct Session {
     authorizations: Subscription,
     whole: Subscription,
     services: Subscription,
+    connection_logs: Subscription,
     in_flight: BTreeMap<String, Sent>,
     nonces: u64,
     policies_first: PoliciesFirst,
@@ -228,6 +229,7 @@ impl Session {
         let of = |of, subscription: &Subscription| subscription.at_most(tables.of(of));
         of(ResourceType::Address, &self.addresses)
             + of(ResourceType::Authorization, &self.authorizations)
+            + of(ResourceType::ConnectionLogs, &self.connection_logs)
             + self.whole.at_most(self.own(ResourceType::Waypoint, tables))
             + self
                 .services
@@ -272,6 +274,12 @@ impl Session {
             node: None,
         };
         let services = self.services.news(known, generation)?;
+        let known = Known {
+            table: tables.of(ResourceType::ConnectionLogs),
+            lookup: None,
+            node: None,
+        };
+        let logs = self.connection_logs.news(known, generation)?;
         let mut push = Push::default();
         let mut retired = None;
         if let Some(mut news) = policies {
@@ -299,6 +307,9 @@ impl Session {
         }
         if let Some(news) = services {
             self.send(ResourceType::WaypointService, news, generation, &mut push);
+        }
+        if let Some(news) = logs {
+            self.send(ResourceType::ConnectionLogs, news, generation, &mut push);
         }
         if let Some(news) = retired {
             self.send(
@@ -349,6 +360,7 @@ impl Session {
             ResourceType::Authorization => &mut self.authorizations,
             ResourceType::Waypoint => &mut self.whole,
             ResourceType::WaypointService => &mut self.services,
+            ResourceType::ConnectionLogs => &mut self.connection_logs,
         }
     }
 
@@ -376,6 +388,7 @@ impl Session {
             of(ResourceType::Authorization, &self.authorizations),
             of(ResourceType::Waypoint, &self.whole),
             of(ResourceType::WaypointService, &self.services),
+            of(ResourceType::ConnectionLogs, &self.connection_logs),
         ])
     }
 

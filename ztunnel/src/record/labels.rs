@@ -173,11 +173,11 @@ pub struct Labels {
 
 impl Labels {
     /// Who the source is, where that was proven.
-    pub(super) fn source_identity(&self) -> Option<&SpiffeId> {
+    pub(crate) fn source_identity(&self) -> Option<&SpiffeId> {
         self.proven(&self.source)
     }
 
-    pub(super) fn destination_identity(&self) -> Option<&SpiffeId> {
+    pub(crate) fn destination_identity(&self) -> Option<&SpiffeId> {
         self.proven(&self.destination)
     }
 

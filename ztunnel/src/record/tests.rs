@@ -220,3 +220,58 @@ fn open_sockets_are_counted_per_reporter() {
         "{page}"
     );
 }
+
+/// A collector that keeps what it is told.
+struct Kept(tokio::sync::mpsc::UnboundedSender<LogRecord>);
+
+impl ops::export::Deliver<LogRecord> for Kept {
+    async fn deliver(&mut self, batch: Vec<LogRecord>) -> Result<(), String> {
+        for record in batch {
+            self.0.send(record).map_err(|error| error.to_string())?;
+        }
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_connection_is_told_to_the_collectors_of_its_own_side() {
+    use prost::Message as _;
+    let bench = bench();
+    let logs = proto::telemetry::ConnectionLogs {
+        namespace: "shop".to_owned(),
+        everywhere: false,
+        sent: None,
+        taken: Some(proto::telemetry::Logs {
+            own_line: false,
+            collectors: vec![proto::waypoint::Collector {
+                hostname: "otel.obs".to_owned(),
+                port: 4317,
+                ..Default::default()
+            }],
+        }),
+    };
+    let resource = xds::Resource {
+        name: "shop".into(),
+        version: String::new(),
+        body: logs.encode_to_vec().into(),
+    };
+    let mut said = crate::telling::Connections(Arc::clone(bench.recorder.telling()));
+    assert!(xds::Handler::apply(&mut said, vec![resource], Vec::new()).is_empty());
+    let (sender, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let outgoing = bench.recorder.exporter().outgoing().expect("once");
+    tokio::spawn(outgoing.run(move |_: &Arc<Collector>| Kept(sender.clone())));
+
+    let open = |reporter| bench.recorder.open(bench.worker, opening(reporter));
+    open(Reporter::Source).close(Ok(()));
+    open(Reporter::Destination).close(Err(refused()));
+    let patience = std::time::Duration::from_secs(20);
+    let first = tokio::time::timeout(patience, told.recv()).await;
+    let first = format!("{:?}", first.expect("in time").expect("told"));
+    for part in ["inbound", "cart-0", "CONNECT", "bytes_recv"] {
+        assert!(first.contains(part), "{part}: {first}");
+    }
+    assert!(
+        told.try_recv().is_err(),
+        "the source's side has no collector"
+    );
+}

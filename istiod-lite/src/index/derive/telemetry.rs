@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What is told of the traffic of a service at its waypoint: which Telemetries concern it, from the broadest on.
 
+use prost::Message as _;
 use proto::waypoint as wire;
 
 use super::{Derived, Index};
 use crate::{
+    catalogue::ResourceType,
     facts::{NamespacedName, Problem, mesh_config::ProviderKind},
     status::{self, Verdict},
     translate::{
@@ -45,6 +47,25 @@ impl Index {
         let narrow = targets.iter().flatten().filter_map(named);
         let levels: Vec<&Telemetry> = broad.chain(narrow).collect();
         telemetry::merge(&levels, |name| self.sink(name))
+    }
+
+    /// The access logs of connections that have to do with a namespace's pods.
+    pub(super) fn derive_connection_logs(&self, namespace: &str) -> Option<Derived> {
+        let of_namespace = |namespace: &str| {
+            self.oldest(|name, one| *name.namespace == *namespace && one.reach == Reach::All)
+        };
+        let root = &*self.mesh.root_namespace;
+        let narrow = Some(namespace).filter(|own| *own != root);
+        let levels = [Some(root), narrow].into_iter().flatten();
+        let levels: Vec<&Telemetry> = levels.filter_map(of_namespace).collect();
+        let everywhere = narrow.is_none();
+        let sink = |name: &str| self.sink(name);
+        let logs = telemetry::connections(namespace, everywhere, &levels, &sink)?;
+        let body = logs.encode_to_vec().into();
+        Some(Derived {
+            resources: vec![(ResourceType::ConnectionLogs, namespace.to_owned(), body)],
+            ..Derived::default()
+        })
     }
 
     fn oldest(&self, concerns: impl Fn(&NamespacedName, &Telemetry) -> bool) -> Option<&Telemetry> {

@@ -19,6 +19,8 @@ impl Index {
         };
         if before != facts {
             self.dirty.insert(Subject::Telemetry(name.clone()));
+            let concerned = Subject::ConnectionLogs(name.namespace.clone());
+            self.dirty.insert(concerned);
             self.mark_told();
         }
     }
@@ -46,8 +48,11 @@ impl Index {
         self.dirty.extend(named);
     }
 
-    /// Marks what waypoints are told.
+    /// Marks what waypoints and nodes are told.
     fn mark_told(&mut self) {
+        let namespaces = self.world.telemetries.keys();
+        let namespaces = namespaces.map(|name| Subject::ConnectionLogs(name.namespace.clone()));
+        self.dirty.extend(namespaces);
         let gateways = self.world.gateways_by_class.values().flatten().cloned();
         self.dirty.extend(gateways.map(Subject::Waypoint));
         for (namespace, here) in &self.world.namespaces {

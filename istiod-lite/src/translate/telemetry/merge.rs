@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What several Telemetries come to, from the broadest to the narrowest. Pure.
 
+use proto::telemetry::{ConnectionLogs, Logs};
 use proto::waypoint::{self as wire, access_log::Format};
 
 use super::provider::ENVOY;
@@ -64,6 +65,43 @@ pub(crate) fn logs(
         }
     }
     Some(each)
+}
+
+/// What several come to for the connections of a namespace; nothing where they say nothing of logs.
+///
+/// What is filtered by what requests have is not for connections: where nothing else is left, the proxy's own line is.
+pub fn connections(
+    namespace: &str,
+    everywhere: bool,
+    levels: &[&Telemetry],
+    provider: &impl Fn(&str) -> Result<Sink, String>,
+) -> Option<ConnectionLogs> {
+    let of = |side| {
+        let all = logs(levels, side, provider)?;
+        let unfiltered = all.iter().filter(|log| log.filter.is_none());
+        let collectors = unfiltered.clone().filter_map(|log| log.collector.clone());
+        let mut collectors: Vec<wire::Collector> = collectors.collect();
+        // Of two that want other words of one: connections are told in the proxy's words alone.
+        let mut seen: Vec<wire::Collector> = Vec::new();
+        collectors.retain(|to| {
+            let is_new = !seen.contains(to);
+            seen.push(to.clone());
+            is_new
+        });
+        let is_line = |log: &wire::AccessLog| log.collector.is_none();
+        let only_filtered = !all.is_empty() && unfiltered.clone().next().is_none();
+        Some(Logs {
+            own_line: only_filtered || unfiltered.clone().any(is_line),
+            collectors,
+        })
+    };
+    let (sent, taken) = (of(Sides::Client), of(Sides::Server));
+    (sent.is_some() || taken.is_some()).then(|| ConnectionLogs {
+        namespace: namespace.to_owned(),
+        everywhere,
+        sent,
+        taken,
+    })
 }
 
 fn tracing(

@@ -78,7 +78,11 @@ impl Client {
 fn said(response: &DeltaDiscoveryResponse) -> Said {
     let label = match ResourceType::from_url(&response.type_url) {
         Some(ResourceType::Address) => "address",
-        Some(of @ (ResourceType::Waypoint | ResourceType::WaypointService)) => of.label(),
+        Some(
+            of @ (ResourceType::Waypoint
+            | ResourceType::WaypointService
+            | ResourceType::ConnectionLogs),
+        ) => of.label(),
         Some(ResourceType::Authorization) | None => "policy",
     };
     let names = response.resources.iter().map(|r| r.name.clone()).collect();
