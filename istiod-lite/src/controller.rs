@@ -30,7 +30,8 @@ use crate::{
 
 /// Events that follow each other this closely are taken in together …
 const QUIET: Duration = Duration::from_millis(15);
-/// … but none waits for longer than this.
+/// … but none waits for longer than this. After as long without any, what an API server tells waits for none: a change there
+/// is whole, and mostly comes alone. Files of a folder are written one after the other, and always waited for.
 const LATEST: Duration = Duration::from_millis(50);
 /// How long a start waits for the keys of token issuers, so that no waypoint is told in between that there are none.
 const FIRST_KEYS: Duration = Duration::from_secs(5);
@@ -132,6 +133,7 @@ impl Controller {
         );
         ready.ready();
         first.notify_one();
+        let mut published = Instant::now();
         loop {
             let batch = tokio::select! {
                 batch = self.source.next() => batch,
@@ -143,10 +145,15 @@ impl Controller {
                 }
                 () = drain.requested() => return,
             };
-            let batch = self.gather(batch).await;
+            let comes_alone = self.source.tells_whole_changes() && published.elapsed() >= LATEST;
+            let batch = match comes_alone {
+                true => batch,
+                false => self.gather(batch).await,
+            };
             let changes = self.state.index.write().apply(batch.events);
             self.want_keys();
             self.publish(changes, batch.problems);
+            published = Instant::now();
         }
     }
 
@@ -197,6 +204,11 @@ impl Controller {
     }
 
     fn publish(&mut self, changes: Changes, of_source: Vec<cluster::Problem>) {
+        tracing::debug!(
+            resources = changes.resources.len(),
+            "took in changes of the cluster"
+        );
+        self.state.catalogue.publish(changes.resources);
         let problems = {
             let index = self.state.index.read();
             let problems = index
@@ -204,11 +216,6 @@ impl Controller {
                 .map(|(object, problem)| format!("{object}: {problem}"));
             problems.collect::<BTreeSet<String>>()
         };
-        tracing::debug!(
-            resources = changes.resources.len(),
-            "took in changes of the cluster"
-        );
-        self.state.catalogue.publish(changes.resources);
         self.report(problems, &of_source);
         *self.state.source_problems.write() = of_source;
         if !changes.conditions.is_empty() {

@@ -32,7 +32,8 @@ use ledger::Ledger;
 const REPORTS: usize = 256;
 /// Changes that follow each other this closely come in one batch …
 const QUIET: Duration = Duration::from_millis(5);
-/// … but none waits for longer than this.
+/// … but none waits for longer than this. After as long without any, the next one waits for none: what comes alone, as most
+/// changes do, is told at once.
 const LATEST: Duration = Duration::from_millis(50);
 
 /// The objects of an API server. Use it through the [`Source`] that `open` gives.
@@ -99,7 +100,7 @@ async fn run(client: Client, follow: Vec<Follow>, batches: mpsc::Sender<Batch>) 
                 if ledger.has_news() =>
             {
                 let Ok(permit) = permit else { return };
-                due = Due::default();
+                due = Due::told(Instant::now());
                 if let Some(batch) = ledger.commit() {
                     permit.send(batch);
                 }
@@ -114,11 +115,20 @@ async fn run(client: Client, follow: Vec<Follow>, batches: mpsc::Sender<Batch>) 
 /// When what has been heard is to be told.
 #[derive(Default)]
 struct Due {
+    /// When something was told before.
+    told: Option<Instant>,
     first: Option<Instant>,
     last: Option<Instant>,
 }
 
 impl Due {
+    fn told(now: Instant) -> Self {
+        Self {
+            told: Some(now),
+            ..Self::default()
+        }
+    }
+
     fn later(&mut self, now: Instant) {
         self.first.get_or_insert(now);
         self.last = Some(now);
@@ -126,8 +136,31 @@ impl Due {
 
     fn at(&self) -> Instant {
         match (self.first, self.last) {
+            (Some(first), _) if self.told.is_some_and(|told| first >= told + LATEST) => first,
             (Some(first), Some(last)) => (first + LATEST).min(last + QUIET),
             _ => Instant::now(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_alone_waits_for_nothing_and_a_burst_comes_together() {
+        let start = Instant::now();
+        let at = |told: Option<u64>, heard: &[u64]| {
+            let moment = |millis: u64| start + Duration::from_millis(millis);
+            let mut due = told.map_or_else(Due::default, |told| Due::told(moment(told)));
+            heard.iter().for_each(|heard| due.later(moment(*heard)));
+            (due.at() - start).as_millis()
+        };
+        // What is there at the start, and what follows closely, has company.
+        assert_eq!(at(None, &[100]), 105);
+        assert_eq!(at(Some(90), &[100]), 105);
+        assert_eq!(at(Some(90), &[100, 103]), 108);
+        assert_eq!(at(Some(90), &(100..200).collect::<Vec<_>>()), 150);
+        assert_eq!(at(Some(50), &[100]), 100);
     }
 }

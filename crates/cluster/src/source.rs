@@ -149,6 +149,11 @@ impl From<Directory> for Source {
 }
 
 impl Source {
+    /// Whether each change comes whole. Of a folder, several files may be one change.
+    pub fn tells_whole_changes(&self) -> bool {
+        matches!(self.origin, Origin::Api(_))
+    }
+
     /// Waits for the next batch. The first is the whole state and comes even if it is empty; each later one holds at
     /// least one event or a changed set of problems. Dropping the future loses nothing.
     pub async fn next(&mut self) -> Batch {
