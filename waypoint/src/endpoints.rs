@@ -7,6 +7,7 @@
 
 mod carried;
 mod observed;
+mod queue;
 mod snapshot;
 mod way;
 

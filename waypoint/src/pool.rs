@@ -45,6 +45,18 @@ struct Key {
     version: Version,
 }
 
+impl Key {
+    fn of(chosen: &Chosen, version: Version) -> Self {
+        Self {
+            workload: chosen.workload.uid.clone(),
+            address: chosen.address,
+            way: chosen.way.clone(),
+            tls: chosen.tls.clone(),
+            version,
+        }
+    }
+}
+
 /// By the address: few endpoints share one, and identities are long.
 impl Hash for Key {
     fn hash<H: Hasher>(&self, state: &mut H) {
@@ -106,13 +118,7 @@ impl HttpPool {
         version: Version,
         bounds: (usize, Duration),
     ) -> Result<Checkout, Failure> {
-        let key = Key {
-            workload: chosen.workload.uid.clone(),
-            address: chosen.address,
-            way: chosen.way.clone(),
-            tls: chosen.tls.clone(),
-            version,
-        };
+        let key = Key::of(chosen, version);
         let mut inner = self.0.lock();
         let entries = &mut inner.entries;
         let entry = match entries.get_mut(&key) {
@@ -137,6 +143,17 @@ impl HttpPool {
             Found::Room => Checkout::Connect(Place::new(self.clone(), key)),
             Found::Queue(granted) => Checkout::Wait(granted),
         })
+    }
+
+    /// A connection that is idle or has room, if there is one; for who may not make another, whichever worker it is of.
+    pub fn ready(&self, chosen: &Chosen, version: Version, most: usize) -> Option<Lease> {
+        let key = Key::of(chosen, version);
+        let mut inner = self.0.lock();
+        let entry = inner.entries.get_mut(&key)?;
+        let carrier = entry.ready(most, Instant::now())?;
+        let key = Arc::clone(entry.key());
+        drop(inner);
+        Some(Lease::new(self.clone(), key, carrier, true))
     }
 
     /// Closes what has waited for too long; call it now and then.

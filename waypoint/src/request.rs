@@ -12,6 +12,7 @@
 mod admission;
 mod ask;
 mod attempt;
+mod connecting;
 mod mirror;
 mod once;
 mod outgoing;

@@ -14,14 +14,15 @@ use crate::config::{Limits, Own};
 use crate::connection::Habits;
 use crate::connections::{Carried, Connections};
 use crate::destination::own_workload;
-use crate::endpoints::{Endpoints, Observed};
+use crate::endpoints::{Chosen, Endpoints, Observed};
 use crate::hostnames::Hostnames;
 use crate::memory::Memory;
-use crate::pool::HttpPool;
+use crate::pool::{HttpPool, Lease};
 use crate::rate_limit::Buckets;
 use crate::record::Recorder;
 use crate::state::State;
 use crate::tls::Configs;
+use crate::upstream::Version;
 
 /// Copies of requests that are on their way at a time.
 const MOST_COPIES: usize = 1024;
@@ -143,6 +144,13 @@ impl Waypoint {
         let known = self.state.read();
         self.endpoints.expire(&known);
         self.memory.expire(&known.mesh);
+    }
+
+    /// A connection to an endpoint that any worker has free, for who may not make another.
+    pub fn ready(&self, chosen: &Chosen, version: Version) -> Option<Lease> {
+        let most = self.limits.requests_per_endpoint;
+        let mut workers = self.per_worker.iter();
+        workers.find_map(|worker| worker.http.ready(chosen, version, most))
     }
 
     /// Closes the idle connections of a destination, on all workers, to make room for another.

@@ -39,11 +39,11 @@ const IDLE: Duration = Duration::from_secs(300);
 
 const TAKEN: (&str, &str) = (
     "culvert_telemetry_exported_total",
-    "Spans and log records that a collector has taken",
+    "Spans and log records that a collector has taken (unstable)",
 );
 const DROPPED: (&str, &str) = (
     "culvert_telemetry_dropped_total",
-    "Spans and log records that were dropped: the queue was full (queue), there are too many collectors (collectors), or theirs didn't take them (collector)",
+    "Spans and log records that were dropped: the queue was full (queue), there are too many collectors (collectors), or theirs didn't take them (collector) (unstable)",
 );
 
 /// Takes what is for one destination.

@@ -5,6 +5,7 @@
 //! endpoint for the next attempt, and whether there may be one. The figures are `resilience`'s; this is what keeps them.
 
 use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -13,9 +14,9 @@ use mesh::balance::{self, PortRule, Upstream};
 use mesh::{Endpoint, NoEndpoint, Seen, Service, Store, Workload};
 use parking_lot::Mutex;
 use rand::Rng;
-use tokio::sync::Notify;
 
 use super::carried::Carried;
+use super::queue::Queue;
 use super::snapshot::Snapshot;
 use crate::resilience::hash::Key;
 use crate::resilience::limits::{Limits, Overflow, UnderWay, Work};
@@ -41,9 +42,8 @@ pub struct Observed {
     outliers: Mutex<Outliers>,
     under_way: UnderWay,
     turn: AtomicU64,
-    /// Requests that wait for a connection's place.
-    queued: AtomicU32,
-    room: Notify,
+    /// Those that wait for a connection, or for the place of one.
+    pub queue: Queue,
 }
 
 /// The endpoints, as of one generation of the store.
@@ -242,38 +242,9 @@ impl Observed {
         self.out.read().out(now).next().is_some()
     }
 
-    /// Takes part in the wait for a connection's place; ask for one again before the first [`Queued::room`].
-    pub fn queue(&self) -> Queued<'_> {
-        self.queued.fetch_add(1, Ordering::SeqCst);
-        Queued(self)
-    }
-
-    /// Whether somebody waits for a connection's place: then none is kept idle.
-    pub fn is_crowded(&self) -> bool {
-        self.queued.load(Ordering::SeqCst) > 0
-    }
-
-    /// A connection can take another request, or has gone.
-    pub fn made_room(&self) {
-        if self.is_crowded() {
-            self.room.notify_one();
-        }
-    }
-}
-
-/// A request that waits for a connection's place until this is dropped.
-pub struct Queued<'o>(&'o Observed);
-
-impl Queued<'_> {
-    /// Waits until there may be room for a connection, or one that can be used.
-    pub async fn room(&self) {
-        self.0.room.notified().await;
-    }
-}
-
-impl Drop for Queued<'_> {
-    fn drop(&mut self) {
-        self.0.queued.fetch_sub(1, Ordering::SeqCst);
+    /// A connection to that endpoint can take another request.
+    pub fn freed(&self, leads_to: SocketAddr) {
+        self.queue.call(Some(leads_to));
     }
 }
 
@@ -281,13 +252,15 @@ impl Drop for Begun {
     fn drop(&mut self) {
         self.observed.under_way.end(self.work);
         if self.work == Work::Connection {
-            self.observed.made_room();
+            self.observed.queue.call(None);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
     use crate::resilience::retry::Budget;
 
@@ -331,8 +304,8 @@ mod tests {
         })
     }
 
-    #[tokio::test]
-    async fn who_waits_for_a_place_is_told_of_it() {
+    #[test]
+    fn who_waits_for_a_place_is_told_of_it() {
         let observed = Arc::<Observed>::default();
         let limits = Limits {
             connections: 1,
@@ -340,16 +313,13 @@ mod tests {
         };
         let connection = observed.begin(Work::Connection, &limits).ok().unwrap();
         assert!(observed.begin(Work::Connection, &limits).is_err());
-        let waiting = {
-            let observed = Arc::clone(&observed);
-            tokio::spawn(async move { observed.queue().room().await })
-        };
-        while !observed.is_crowded() {
-            tokio::task::yield_now().await;
-        }
+        let to = SocketAddr::from(([10, 0, 0, 1], 80));
+        let mut queued = observed.queue.join(to);
+        assert!(queued.room().now_or_never().is_none());
+        observed.freed(to);
+        assert!(queued.room().now_or_never().is_some());
         drop(connection);
-        waiting.await.unwrap();
-        assert!(!observed.is_crowded());
+        assert!(queued.room().now_or_never().is_some());
         assert!(observed.begin(Work::Connection, &limits).is_ok());
     }
 }

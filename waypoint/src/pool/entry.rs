@@ -176,6 +176,14 @@ impl Entry {
         })
     }
 
+    /// A connection for one more request, if there is one and no more than `most` are under way.
+    pub(super) fn ready(&mut self, most: usize, now: Instant) -> Option<Carrier> {
+        match self.under_way() < most {
+            true => self.carrier(now),
+            false => None,
+        }
+    }
+
     /// What those get that have waited longest: a connection, or, with none, the permission to make one.
     pub(super) fn grant(&mut self, now: Instant) -> Vec<(Waiting, Option<Carrier>)> {
         let mut granted = Vec::new();

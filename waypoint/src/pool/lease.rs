@@ -73,9 +73,25 @@ impl Lease {
         }
     }
 
-    /// The answer was read: the connection may be used again.
+    /// The answer was read: the connection may be used again, as soon as its own task has seen that, too.
     pub fn give_back(mut self) {
         self.clean = true;
+        if !self.is_between_requests() {
+            tokio::spawn(async move {
+                if let Sender::Http1(Some(sender)) = &mut self.carrier.sender {
+                    // Where it has ended, so it is found when it is dropped.
+                    let _ended = sender.ready().await;
+                }
+            });
+        }
+    }
+
+    /// Whether the next request can be sent now, or never.
+    fn is_between_requests(&self) -> bool {
+        match &self.carrier.sender {
+            Sender::Http1(Some(sender)) => sender.is_ready() || sender.is_closed(),
+            _ => true,
+        }
     }
 }
 
@@ -87,8 +103,7 @@ impl Drop for Lease {
                 self.pool.change(&self.key, Entry::done_upgraded);
             }
             Sender::Http1(sender) => {
-                // Where somebody waits for its place, that is worth more than the connection.
-                let is_kept = self.clean && held.has_more() && !held.of.is_crowded();
+                let is_kept = self.clean && held.has_more();
                 let sender = sender.take();
                 let sender = sender.filter(|sender| is_kept && !sender.is_closed());
                 let kept = sender.and_then(|sender| {
@@ -97,13 +112,18 @@ impl Drop for Lease {
                     held.carried = held.carried.saturating_add(1);
                     Some((sender, held, counted))
                 });
+                let is_kept = kept.is_some();
                 self.pool.change(&self.key, |entry| entry.done_http1(kept));
+                // One that is closed tells of its place when it is.
+                if is_kept {
+                    held.of.freed(self.key.address);
+                }
             }
             Sender::Http2 { number, .. } => {
                 let number = *number;
                 self.pool
                     .change(&self.key, |entry| entry.done_http2(number));
-                held.of.made_room();
+                held.of.freed(self.key.address);
             }
         }
     }

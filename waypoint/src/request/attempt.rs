@@ -2,7 +2,6 @@
 //! Forwards a request: picks an endpoint, sends, waits for the head of the answer; and does so again where the rule and
 //! the attempt allow it.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use http::{Request, Response};
@@ -13,23 +12,24 @@ use spiffe::SpiffeId;
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
 
+use super::connecting::connection;
 use super::outgoing::Head;
 use super::reply::Reply;
 use super::target::Target;
 use super::upgrade::Wish;
 use crate::body::{self, AnyBody, Upward};
-use crate::endpoints::{Asked as Wanted, Choice, Chosen, Using};
+use crate::endpoints::{Asked as Wanted, Choice, Using};
 use crate::exchange::Exchange;
 use crate::failure::{Failure, Flag};
 use crate::http::Conversation;
-use crate::pool::{Checkout, Granted, Lease, Unanswered};
+use crate::pool::{Lease, Unanswered};
 use crate::record::Labels;
 use crate::resilience::hash::Key;
 use crate::resilience::limits::Work;
 use crate::resilience::retry::{Attempt, Next, Outcome, RetryPolicy, Stop};
 use crate::resilience::timeouts::{Deadlines, Expiry};
 use crate::session::Pin;
-use crate::upstream::{self, Version};
+use crate::upstream::Version;
 
 /// What is to be sent.
 pub(super) struct Asked {
@@ -341,60 +341,6 @@ fn blamed(answer: &Response<Incoming>) -> Outcome {
         Some(b"2" | b"13" | b"15") => 500,
         _ => answer.status().as_u16(),
     })
-}
-
-/// A connection to an endpoint, kept or new; where there are as many as may be, one that becomes free.
-pub(super) async fn connection(
-    conversation: &Conversation,
-    target: &Target,
-    chosen: &Chosen,
-    version: Version,
-) -> Result<Lease, Failure> {
-    let (waypoint, arrival) = (&conversation.waypoint, &conversation.arrival);
-    let pool = waypoint.worker(arrival.worker).http();
-    let Target {
-        policy, observed, ..
-    } = target;
-    let (mut waiting, mut queued) = (None, None);
-    // Who waits for others is to have time left to connect.
-    let patience = upstream::connect_timeout(&policy.connections) / 2;
-    let bounds = (waypoint.limits.requests_per_endpoint, patience);
-    loop {
-        let found = pool.checkout(chosen, version, bounds)?;
-        if waiting.is_none() && !matches!(found, Checkout::Ready(_)) {
-            waiting = Some(observed.begin(Work::Waiting, &policy.limits)?);
-        }
-        let place = match found {
-            Checkout::Ready(lease) => return Ok(lease),
-            Checkout::Connect(place) => place,
-            Checkout::Wait(granted) => {
-                match upstream::in_time(&policy.connections, chosen.address, granted).await? {
-                    Ok(Granted::Lease(lease)) => return Ok(lease),
-                    Ok(Granted::Place(place)) => place,
-                    Ok(Granted::Failed(failure)) => return Err(failure),
-                    // Nothing is remembered of an endpoint that nobody uses: it begins anew.
-                    Err(_) => continue,
-                }
-            }
-        };
-        let Ok(begun) = observed.begin(Work::Connection, &policy.limits) else {
-            drop(place);
-            match &queued {
-                None => {
-                    queued = Some(observed.queue());
-                    waypoint.close_idle(observed);
-                }
-                Some(queued) => queued.room().await,
-            }
-            continue;
-        };
-        drop(queued);
-        let to = &target.destination;
-        let wanted = (&policy.connections, Some(version));
-        let reaching = upstream::reach(waypoint, arrival, to, wanted, chosen);
-        let held = (Arc::clone(observed), policy.connections, begun);
-        return place.fill(reaching, held).await;
-    }
 }
 
 /// The body, held back where the client waits for the endpoint's go-ahead, which HTTP/1.1 passes on.

@@ -4,7 +4,8 @@
 use http::{Request, Response};
 use hyper::body::Incoming;
 
-use super::attempt::{Attempts, connection};
+use super::attempt::Attempts;
+use super::connecting::connection;
 use crate::body::AnyBody;
 use crate::endpoints::{Begun, Using};
 use crate::failure::Failure;

@@ -474,8 +474,10 @@ pub(crate) async fn echo() -> SocketAddr {
     address
 }
 
-async fn converse<F, Fut>(socket: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, answer: F)
-where
+pub(crate) async fn converse<F, Fut>(
+    socket: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    answer: F,
+) where
     F: Fn(Request<Incoming>) -> Fut + Clone + Send + Sync + 'static,
     Fut: Future<Output = Response<Full<Bytes>>> + Send + 'static,
 {

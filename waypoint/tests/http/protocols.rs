@@ -101,6 +101,9 @@ async fn http2_by_prior_knowledge_with_trailers_as_grpc_has_them() {
         let service =
             hyper::service::service_fn(|request: Request<hyper::body::Incoming>| async move {
                 assert_eq!(request.headers()["te"], "trailers");
+                // An answer before the message would end the request, perhaps before the message has passed.
+                let asked = request.into_body().collect().await.unwrap().to_bytes();
+                assert_eq!(asked, "\0\0\0\0\x07message");
                 let mut trailers = http::HeaderMap::new();
                 trailers.insert("grpc-status", "0".parse().unwrap());
                 let frames = [

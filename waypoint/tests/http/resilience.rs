@@ -2,13 +2,19 @@
 //! Endpoints that answer with errors, too much at a time, and clients that come back to where they were.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper::body::Incoming;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use proto::waypoint::hash_key::From;
 use proto::waypoint::http_backend::Target;
 use proto::waypoint::load_balancer::{Choice, Simple};
@@ -20,7 +26,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
-use crate::harness::{World, application, get, host, soon, speaking};
+use crate::harness::{World, application, converse, get, host, soon, speaking};
 
 fn balanced(choice: Choice) -> Option<TrafficPolicy> {
     Some(TrafficPolicy {
@@ -69,7 +75,7 @@ async fn an_endpoint_that_answers_with_errors_is_left_alone() {
 }
 
 /// An application that answers once it is let.
-async fn held(let_go: &Arc<Semaphore>, asked: &Arc<AtomicUsize>) -> std::net::SocketAddr {
+async fn held(let_go: &Arc<Semaphore>, asked: &Arc<AtomicUsize>) -> SocketAddr {
     let (let_go, asked) = (Arc::clone(let_go), Arc::clone(asked));
     speaking(move |_: Request<Incoming>| {
         asked.fetch_add(1, Ordering::SeqCst);
@@ -206,25 +212,58 @@ async fn requests_wait_for_a_connection_as_far_as_they_may() {
     assert_eq!(statuses, [200, 503]);
 }
 
-#[tokio::test]
-async fn a_connection_carries_no_more_requests_than_it_may() {
-    let mut world = World::new().await;
+/// An endpoint that keeps its connections, and how many it was opened.
+async fn keeping(version: Protocol) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind(("127.0.0.2", 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let connections = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&connections);
     tokio::spawn(async move {
-        while let Ok((mut socket, _)) = listener.accept().await {
+        while let Ok((socket, _)) = listener.accept().await {
             counted.fetch_add(1, Ordering::SeqCst);
-            tokio::spawn(async move {
-                let mut head = [0; 4096];
-                while matches!(socket.read(&mut head).await, Ok(1..)) {
-                    let said = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi";
-                    socket.write_all(said).await.unwrap();
+            let answer = |_| async { Response::new(Full::<Bytes>::from("hi")) };
+            match version {
+                Protocol::Http2 => {
+                    let answer = service_fn(move |asked| answer(asked).map(Ok::<_, Infallible>));
+                    let server = http2::Builder::new(TokioExecutor::new());
+                    tokio::spawn(server.serve_connection(TokioIo::new(socket), answer));
                 }
-            });
+                _ => {
+                    tokio::spawn(converse(socket, answer));
+                }
+            }
         }
     });
+    (address, connections)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_shares_the_few_connections_that_there_may_be() {
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        let mut world = World::new().await;
+        let (first, at_first) = keeping(protocol).await;
+        let (second, at_second) = keeping(protocol).await;
+        let to = world.service("app", &[first, second]);
+        let few = ConnectionLimits {
+            connections: 2,
+            ..ConnectionLimits::default()
+        };
+        world.serve_by("app", protocol, vec![], limited(few));
+        let crowd = (0..16).map(|_| async {
+            for _ in 0..25 {
+                assert_eq!(world.get(to, "/").await.status, 200);
+            }
+        });
+        futures_util::future::join_all(crowd).await;
+        let opened = at_first.load(Ordering::SeqCst) + at_second.load(Ordering::SeqCst);
+        assert!(opened <= 100, "{protocol:?}: {opened} for 400 requests");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_carries_no_more_requests_than_it_may() {
+    let mut world = World::new().await;
+    let (address, connections) = keeping(Protocol::Http1).await;
     let to = world.service("app", &[address]);
     let two = ConnectionLimits {
         requests_per_connection: 2,
@@ -262,7 +301,7 @@ async fn clients_come_back_by_a_header_or_by_a_cookie_that_is_made() {
         request
     };
     let mut all = BTreeSet::new();
-    for user in 0..20 {
+    for user in 0..100 {
         let user = format!("user-{user}");
         let mut seen = BTreeSet::new();
         for _ in 0..3 {
@@ -361,7 +400,7 @@ async fn a_request_is_tried_again_by_the_limits_of_where_it_is_sent() {
 }
 
 /// An application whose connections answer once, and end where a second request comes. Counts requests.
-async fn short_of_breath(asked: &Arc<AtomicUsize>) -> std::net::SocketAddr {
+async fn short_of_breath(asked: &Arc<AtomicUsize>) -> SocketAddr {
     async fn head(stream: &mut tokio::net::TcpStream) -> bool {
         let mut seen = Vec::new();
         while !seen.ends_with(b"\r\n\r\n") {
