@@ -96,7 +96,7 @@ pub async fn start(
     let (leadership, campaign) =
         cluster.leadership(&config.mesh.root_namespace, &config.replica, drain.clone());
     let conditions = Conditions {
-        writer: cluster.status_writer()?,
+        writer: cluster.status_writer(&config.revisions)?,
         leadership: leadership.clone(),
     };
     let fetcher = Fetcher::new(&config.jwks_roots)?;

@@ -68,6 +68,8 @@ enum Subject {
     Plugin(NamespacedName),
     /// And of a Telemetry.
     Telemetry(NamespacedName),
+    /// And of a RequestAuthentication.
+    Authentication(NamespacedName),
     /// What is told of the connections of a namespace.
     ConnectionLogs(Arc<str>),
     PeerAuthentication(NamespacedName),
@@ -424,6 +426,7 @@ impl Subject {
             Self::Rule(name) => (Kind::DestinationRule, name),
             Self::Plugin(name) => (Kind::WasmPlugin, name),
             Self::Telemetry(name) => (Kind::Telemetry, name),
+            Self::Authentication(name) => (Kind::RequestAuthentication, name),
             Self::Pod(_)
             | Self::Slice(_)
             | Self::Network(_)

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context as _;
 use cluster::{Api, Client, Connection, Directory, Follow, Kind, Source, StatusWriter};
 use ops::shutdown::DrainSignal;
 use tokio::task::JoinHandle;
@@ -53,17 +54,17 @@ impl Cluster {
         })
     }
 
-    /// Writes conditions; to be called within the runtime that shall write them.
+    /// Writes conditions for who answers to these revisions; to be called within the runtime that shall write them.
     ///
     /// # Errors
-    /// None but of a name that is no writer's.
-    pub fn status_writer(&self) -> anyhow::Result<StatusWriter> {
-        Ok(match self {
-            Self::Directory(path) => StatusWriter::new(path, status::MANAGER)?,
-            Self::Server { client, .. } => {
-                StatusWriter::to_server(client.clone(), status::MANAGER)?
-            }
-        })
+    /// A revision whose name can't be a writer's.
+    pub fn status_writer(&self, revisions: &[String]) -> anyhow::Result<StatusWriter> {
+        let manager = status::manager(revisions);
+        let writer = match self {
+            Self::Directory(path) => StatusWriter::new(path, &manager),
+            Self::Server { client, .. } => StatusWriter::to_server(client.clone(), &manager),
+        };
+        writer.with_context(|| format!("revision {revisions:?}"))
     }
 
     /// Begins to follow more of its objects, where it has an API server.

@@ -32,8 +32,18 @@ use crate::{
     },
 };
 
-/// The name under which we write.
+/// The name under which we write, but for conditions of other revisions than the default one.
 pub const MANAGER: &str = "istiod-lite";
+
+/// The name under which conditions are written, by the revisions that are answered to. Each revision has its own: what one
+/// takes back of an object that has gone to another is not what the other says.
+pub fn manager(revisions: &[String]) -> String {
+    let is_default = revisions.iter().any(|revision| revision == "default");
+    match revisions.first() {
+        Some(first) if !is_default => format!("{MANAGER}-{first}"),
+        _ => MANAGER.to_owned(),
+    }
+}
 
 const WAYPOINT_BOUND: &str = "istio.io/WaypointBound";
 const WAYPOINT_MISSING: &str = "istio.io/WaypointMissing";
@@ -48,6 +58,10 @@ const OURS: [&str; 5] = [
     VISIBILITY_APPLIED,
     ZTUNNEL_ACCEPTED,
 ];
+
+pub(crate) fn is_ours(carried: &kinds::Condition) -> bool {
+    OURS.contains(&carried.type_.as_str())
+}
 
 /// What an object's author is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -273,6 +287,10 @@ pub enum Task {
         conditions: Vec<kinds::Condition>,
         /// The addresses that a ServiceEntry's hosts are given.
         addresses: Option<Vec<kinds::ServiceEntryAddress>>,
+        /// The answers that others give.
+        others: Vec<kinds::Condition>,
+        /// The version in which they do.
+        version: String,
     },
     /// Say this of the route with this uid.
     WriteParents {
@@ -348,16 +366,35 @@ fn task(
     standing: Option<&Standing>,
     now: Timestamp,
 ) -> Option<Task> {
-    let remove = || {
-        Some(Task::Remove {
-            object: object.clone(),
-        })
-    };
     let Some(standing) = standing else {
         return Some(Task::Forget {
             object: object.clone(),
         });
     };
+    let write = |conditions, addresses| {
+        let others = standing.conditions.iter();
+        let others = others.filter(|carried| !is_ours(carried));
+        Some(Task::Write {
+            object: object.clone(),
+            uid: standing.uid.clone(),
+            conditions,
+            addresses,
+            others: others.cloned().collect(),
+            version: standing.version.clone(),
+        })
+    };
+    let remove = || match standing.conditions.iter().all(is_ours) {
+        true => Some(Task::Remove {
+            object: object.clone(),
+        }),
+        false => write(Vec::new(), None),
+    };
+    if standing.left {
+        // Only what this control plane wrote goes, and nothing where it wrote nothing.
+        let may_carry_ours =
+            !standing.addresses.is_empty() || standing.conditions.iter().any(is_ours);
+        return may_carry_ours.then(remove).flatten();
+    }
     // Istio notes the generation on policies only.
     let observed_generation = standing
         .generation
@@ -385,12 +422,8 @@ fn task(
     }
     let condition =
         |wanted: &Condition| wanted.written(carried(wanted.kind), observed_generation, Time(now));
-    Some(Task::Write {
-        object: object.clone(),
-        uid: standing.uid.clone(),
-        conditions: wanted.conditions.iter().map(condition).collect(),
-        addresses: wanted.addresses.map(<[_]>::to_vec),
-    })
+    let conditions = wanted.conditions.iter().map(condition);
+    write(conditions.collect(), wanted.addresses.map(<[_]>::to_vec))
 }
 
 impl Task {
@@ -439,8 +472,15 @@ pub fn perform(
                 uid,
                 conditions,
                 addresses,
+                others,
+                version,
             } => {
-                let mut partial = Partial::default();
+                let others = others.iter().map(|one| serde_json::json!(one));
+                let mut partial = Partial {
+                    others: others.collect(),
+                    version: version.clone(),
+                    ..Partial::default()
+                };
                 let mut say = |field: &str, value| partial.status.insert(field.to_owned(), value);
                 if !conditions.is_empty() {
                     say("conditions", serde_json::json!(conditions));

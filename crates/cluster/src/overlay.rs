@@ -34,7 +34,8 @@ pub struct Partial {
     /// Merged by top-level key, except that `conditions` are merged by their `type` and `parents` by their
     /// `controllerName`.
     pub status: Map<String, Value>,
-    /// What others say in `parents`, as it was read. Files are merged; an API server takes the list as a whole.
+    /// What others say in the same list, `parents` of a route and else `conditions`, as it was read. Files are merged; an
+    /// API server may take the list as a whole.
     pub others: Vec<Value>,
     /// The version of the object in which `others` stood: at an API server nothing is written upon a later one, since what
     /// somebody has said meanwhile would be lost. Empty: whatever the version.

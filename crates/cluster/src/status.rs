@@ -4,16 +4,20 @@
 //! Of files: readers see a file as it was or as it is, never in between. Where it lies and what it says: [`crate::overlay`].
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::runtime::Handle;
 
-use crate::api::{Client, RequestError, apply};
+use crate::api::apply::{self, List};
+use crate::api::{Client, RequestError};
 use crate::object::{Kind, ObjectKey};
 use crate::overlay::{
     Partial, PartialFile, PartialMetadata, STATUS_DIRECTORY, Statement, object_directory,
@@ -81,10 +85,51 @@ pub struct StatusWriter {
 enum Place {
     /// Beside the manifests of this directory.
     Directory(PathBuf),
-    Api {
-        client: Client,
-        runtime: Handle,
-    },
+    Api(Server),
+}
+
+#[derive(Clone, Debug)]
+struct Server {
+    client: Client,
+    runtime: Handle,
+    /// What it takes the conditions of a kind for, as far as that is known: definitions differ, and with them whether
+    /// those of others have to be repeated.
+    conditions: Arc<Mutex<BTreeMap<Kind, List>>>,
+}
+
+impl Server {
+    fn write(
+        &self,
+        manager: &str,
+        (object, uid): (&ObjectKey, &str),
+        partial: &Partial,
+    ) -> Result<Written, RequestError> {
+        let kind = object.kind;
+        let repeats = !partial.others.is_empty()
+            && (kind.is_route() || self.conditions.lock().get(&kind) != Some(&List::Keyed));
+        let whole = match repeats {
+            true => with_others(kind, partial),
+            false => alone(partial),
+        };
+        if whole.status.is_empty() && whole.annotations.is_empty() {
+            return self.take_back(manager, object);
+        }
+        let applied = apply::apply(&self.client, manager, object, uid, &whole);
+        let applied = self.runtime.block_on(applied)?;
+        if let Some(list) = applied.conditions {
+            self.conditions.lock().insert(kind, list);
+            if repeats && list == List::Keyed {
+                // What others said was theirs alone, and is to stay so.
+                return self.write(manager, (object, uid), &alone(partial));
+            }
+        }
+        Ok(applied.written)
+    }
+
+    fn take_back(&self, manager: &str, object: &ObjectKey) -> Result<Written, RequestError> {
+        let taken_back = apply::take_back(&self.client, manager, object);
+        self.runtime.block_on(taken_back)
+    }
 }
 
 impl StatusWriter {
@@ -96,8 +141,12 @@ impl StatusWriter {
     /// Writes to an API server, on the runtime of the caller; `write` and `remove` are then to be called on a thread
     /// that may block.
     pub fn to_server(client: Client, manager: &str) -> Result<Self, StatusError> {
-        let runtime = Handle::current();
-        Self::at(Place::Api { client, runtime }, manager)
+        let server = Server {
+            client,
+            runtime: Handle::current(),
+            conditions: Arc::default(),
+        };
+        Self::at(Place::Api(server), manager)
     }
 
     fn at(place: Place, manager: &str) -> Result<Self, StatusError> {
@@ -120,12 +169,15 @@ impl StatusWriter {
     ) -> Result<Written, StatusError> {
         let root = match &self.place {
             Place::Directory(root) => root,
-            Place::Api { client, runtime } => {
-                let whole = with_others(partial);
-                let applied = apply::apply(client, &self.manager, object, uid, &whole);
-                return answered(object, runtime.block_on(applied));
+            Place::Api(server) => {
+                let written = server.write(&self.manager, (object, uid), partial);
+                return answered(object, written);
             }
         };
+        let says_nothing = partial.status.is_empty() && partial.annotations.is_empty();
+        if says_nothing && !partial.others.is_empty() {
+            return self.remove(object);
+        }
         let path = self.path(root, object)?;
         let file = PartialFile {
             uid: uid.to_owned(),
@@ -154,9 +206,8 @@ impl StatusWriter {
     pub fn remove(&self, object: &ObjectKey) -> Result<Written, StatusError> {
         let root = match &self.place {
             Place::Directory(root) => root,
-            Place::Api { client, runtime } => {
-                let taken_back = apply::take_back(client, &self.manager, object);
-                return answered(object, runtime.block_on(taken_back));
+            Place::Api(server) => {
+                return answered(object, server.take_back(&self.manager, object));
             }
         };
         let path = self.path(root, object)?;
@@ -185,10 +236,10 @@ impl StatusWriter {
         value: Option<&str>,
     ) -> Result<Written, StatusError> {
         match (&self.place, value) {
-            (Place::Api { client, runtime }, value) => {
+            (Place::Api(server), value) => {
                 let said = serde_json::json!({ annotation: value });
-                let annotated = apply::annotate(client, &self.manager, object, uid, &said);
-                let answer = runtime.block_on(async {
+                let annotated = apply::annotate(&server.client, &self.manager, object, uid, &said);
+                let answer = server.runtime.block_on(async {
                     let answer = tokio::time::timeout(ANNOTATE, annotated).await;
                     answer.unwrap_or(Err(RequestError::Silent(ANNOTATE)))
                 });
@@ -210,7 +261,7 @@ impl StatusWriter {
     pub fn forget(&self, object: &ObjectKey) -> Result<Written, StatusError> {
         match &self.place {
             Place::Directory(_) => self.remove(object),
-            Place::Api { .. } => Ok(Written::Unchanged),
+            Place::Api(_) => Ok(Written::Unchanged),
         }
     }
 
@@ -259,16 +310,29 @@ impl StatusWriter {
     }
 }
 
-/// As an API server takes it.
-fn with_others(partial: &Partial) -> Cow<'_, Partial> {
+/// What this writer says, whatever others do.
+fn alone(partial: &Partial) -> Cow<'_, Partial> {
     if partial.others.is_empty() {
         return Cow::Borrowed(partial);
     }
+    Cow::Owned(Partial {
+        others: Vec::new(),
+        version: String::new(),
+        ..partial.clone()
+    })
+}
+
+/// The same, in one list with what others say.
+fn with_others(kind: Kind, partial: &Partial) -> Cow<'_, Partial> {
+    let list = match kind.is_route() {
+        true => "parents",
+        false => "conditions",
+    };
     let mut whole = partial.clone();
-    let parents = whole.status.entry("parents").or_insert_with(|| json!([]));
-    if let Some(parents) = parents.as_array_mut() {
+    let said = whole.status.entry(list).or_insert_with(|| json!([]));
+    if let Some(said) = said.as_array_mut() {
         let others = std::mem::take(&mut whole.others);
-        parents.splice(0..0, others);
+        said.splice(0..0, others);
     }
     Cow::Owned(whole)
 }
@@ -339,14 +403,14 @@ mod tests {
         let own = json!([{"controllerName": "own"}]);
         let mut partial = Partial::default();
         partial.status.insert("parents".to_owned(), own.clone());
-        assert_eq!(*with_others(&partial), partial);
+        assert_eq!(*with_others(Kind::HTTPRoute, &partial), partial);
         partial.others = vec![json!({"controllerName": "other"})];
-        let whole = with_others(&partial);
+        let whole = with_others(Kind::HTTPRoute, &partial);
         let both = json!([{"controllerName": "other"}, {"controllerName": "own"}]);
         assert_eq!(whole.status["parents"], both);
         // Taking back what we said leaves what they say.
         partial.status.clear();
-        let whole = with_others(&partial);
+        let whole = with_others(Kind::HTTPRoute, &partial);
         assert_eq!(
             whole.status["parents"],
             json!([{"controllerName": "other"}])

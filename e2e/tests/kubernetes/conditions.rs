@@ -42,6 +42,103 @@ async fn conditions_are_written_once_and_follow_the_object() -> Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn what_was_said_of_an_object_goes_when_it_becomes_another_revisions() -> Result<()> {
+    let logs = json!({
+        "apiVersion": "telemetry.istio.io/v1", "kind": "Telemetry",
+        "metadata": {"namespace": "shop", "name": "logs"},
+        "spec": {"accessLogging": [{"providers": [{"name": "envoy"}]}]},
+    });
+    let tokens = json!({
+        "apiVersion": "security.istio.io/v1", "kind": "RequestAuthentication",
+        "metadata": {"namespace": "shop", "name": "tokens"},
+        "spec": {"selector": {"matchLabels": {"app": "web"}}},
+    });
+    let ground = Ground::with(&[logs.clone(), tokens.clone()]).await?;
+    for (object, verdict, reason) in [
+        (&logs, "True", "Accepted"),
+        (&tokens, "False", "UnsupportedValue"),
+    ] {
+        let said = eventually_said(&ground.cluster, object, 1).await?;
+        assert_eq!(
+            (&said[0]["status"], &said[0]["reason"]),
+            (&json!(verdict), &json!(reason))
+        );
+        let mut theirs = object.clone();
+        theirs["status"] = json!({"conditions": [another()]});
+        ground.cluster.put_status(&theirs).await?;
+        eventually_said(&ground.cluster, object, 2).await?;
+        let left = json!({"metadata": {"labels": {"istio.io/rev": "next"}}});
+        ground.cluster.merge(object, &left).await?;
+        let said = eventually_said(&ground.cluster, object, 1).await?;
+        assert_eq!(said[0]["type"], "example.com/Other");
+        let back = json!({"metadata": {"labels": {"istio.io/rev": null}}});
+        ground.cluster.merge(object, &back).await?;
+        eventually_said(&ground.cluster, object, 2).await?;
+    }
+    Ok(())
+}
+
+/// A condition of somebody else.
+fn another() -> Value {
+    json!({
+        "type": "example.com/Other", "status": "True", "reason": "Seen", "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+    })
+}
+
+#[tokio::test]
+async fn where_conditions_have_writers_of_their_own_none_is_anybody_elses() -> Result<()> {
+    let mut service = json!({
+        "apiVersion": "v1", "kind": "Service",
+        "metadata": {"namespace": "shop", "name": "web"},
+        "spec": {"ports": [{"port": 80}]},
+    });
+    let ground = Ground::with(std::slice::from_ref(&service)).await?;
+    service["status"] = json!({"conditions": [another()]});
+    ground.cluster.put_status(&service).await?;
+    let asks = json!({"metadata": {"labels": {"istio.io/use-waypoint": "nobody"}}});
+    ground.cluster.merge(&service, &asks).await?;
+    eventually_said(&ground.cluster, &service, 2).await?;
+    let owned = |now: &Value| {
+        let managed = now["metadata"]["managedFields"].as_array().cloned();
+        let mut managed = managed.into_iter().flatten();
+        let own = managed.find(|of| of["manager"] == "istiod-lite")?;
+        let owned = own["fieldsV1"]["f:status"]["f:conditions"].as_object()?;
+        Some(owned.keys().cloned().collect::<Vec<_>>())
+    };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let now = ground.cluster.get(&service).await?;
+        let own = [r#"k:{"type":"istio.io/WaypointBound"}"#.to_owned()];
+        if owned(&now).as_deref() == Some(&own) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "others' are ours: {now}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Waits until an object carries so many conditions.
+async fn eventually_said(cluster: &Cluster, object: &Value, count: usize) -> Result<Vec<Value>> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let now = cluster.get(object).await?;
+        let said = now["status"]["conditions"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        if said.len() == count {
+            return Ok(said);
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "{count} conditions are not there: {now}"
+        );
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 /// Waits for what is said of this generation of the object.
 pub(crate) async fn condition(cluster: &Cluster, object: &Value, generation: i64) -> Result<Value> {
     let deadline = Instant::now() + Duration::from_secs(60);

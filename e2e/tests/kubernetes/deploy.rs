@@ -174,7 +174,13 @@ async fn the_control_plane_does_all_of_its_work_with_the_rights_of_its_account()
     let traffic: Vec<Value> = traffic
         .into_iter()
         .filter(|sample| {
-            let followed = ["VirtualService", "DestinationRule", "WasmPlugin"];
+            let followed = [
+                "VirtualService",
+                "DestinationRule",
+                "WasmPlugin",
+                "Telemetry",
+                "RequestAuthentication",
+            ];
             followed.iter().any(|kind| sample["kind"] == *kind)
         })
         .collect();

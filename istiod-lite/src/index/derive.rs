@@ -47,6 +47,7 @@ impl Index {
             Subject::Rule(name) => self.derive_rule(name),
             Subject::Plugin(name) => self.derive_plugin(name),
             Subject::Telemetry(name) => self.derive_telemetry(name),
+            Subject::Authentication(name) => self.derive_authentication(name),
             Subject::ConnectionLogs(namespace) => self.derive_connection_logs(namespace),
             Subject::StaticStrict => Some(self.derive_static_strict()),
             Subject::OnlyThrough(waypoints) => self.derive_only_through(waypoints),

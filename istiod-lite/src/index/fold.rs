@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use cluster::{Event, Kind, Object, ObjectKey, kinds};
+use cluster::{Event, Kind, Object, ObjectKey};
 
 mod entries;
 mod policies;
@@ -14,7 +14,7 @@ mod virtuals;
 
 use super::{
     Index, Subject,
-    world::{Inhabitants, Standing},
+    world::{Carried, Inhabitants, Standing},
 };
 use crate::{
     facts::{
@@ -53,35 +53,32 @@ impl Index {
         (chosen && !ours).then_some(revision)
     }
 
+    /// Takes it for absent, but for what it may still carry of ours.
     fn leave_to(&mut self, revision: &str, object: &Object) -> Option<ObjectKey> {
         let key = object.key();
-        let written = self.fold_deletion(key.clone());
+        let before = self.world.standings.get(&key).cloned();
+        self.fold_deletion(key.clone());
         let reason = format!(
             "{revision:?} is another control plane's: to this one it is as if the object were not there"
         );
         let field = format!("metadata.labels[{}]", wellknown::REVISION);
         self.set_problems(&key, vec![Problem::new(field, reason)]);
-        written
+        let standing = Standing::left(object, Carried::of(object)?);
+        let changed = before.as_ref() != Some(&standing);
+        self.world.standings.insert(key.clone(), standing);
+        changed.then_some(key)
     }
 
     fn fold_object(&mut self, object: &Object) -> Option<ObjectKey> {
         let key = object.key();
         let name = NamespacedName::new(self.sharing.text(object.namespace()), object.name());
         let mut problems = Vec::new();
-        let mut conditions = None;
-        let mut addresses = Vec::new();
-        let mut parents = Vec::new();
         match object {
             Object::Namespace(o) => self.set_namespace(&name.name, namespace::read(o)),
             Object::Node(o) => self.set_node(&name.name, namespace::read_node(o)),
             Object::Pod(o) => self.set_pod(&name, Some(take(pod::read(o), &mut problems))),
             Object::Service(o) => {
                 let facts = service::read(o).map(|read| take(read, &mut problems));
-                conditions = o
-                    .status
-                    .as_ref()
-                    .map(|s| s.conditions.clone().unwrap_or_default());
-                conditions = Some(conditions.unwrap_or_default());
                 self.set_service(&name, facts);
             }
             Object::EndpointSlice(o) => {
@@ -89,26 +86,9 @@ impl Index {
                 self.set_slice(&name, facts);
             }
             Object::ServiceEntry(o) => {
-                conditions = Some(
-                    o.status
-                        .as_ref()
-                        .map(|s| s.conditions.clone())
-                        .unwrap_or_default(),
-                );
-                addresses = o
-                    .status
-                    .as_ref()
-                    .map(|s| s.addresses.clone())
-                    .unwrap_or_default();
                 self.set_entry(&name, take(service_entry::read(o), &mut problems));
             }
             Object::WorkloadEntry(o) => {
-                conditions = Some(
-                    o.status
-                        .as_ref()
-                        .map(|s| s.conditions.clone())
-                        .unwrap_or_default(),
-                );
                 self.set_workload_entry(&name, take(workload_entry::read(o), &mut problems));
             }
             Object::ConfigMap(o) if self.is_mesh_config(&name) => match mesh_config::read(o) {
@@ -129,7 +109,6 @@ impl Index {
                 if !self.mesh.dry_run_at_ztunnels {
                     read.facts.refuse_dry_run();
                 }
-                conditions = Some(conditions_of(o.status.as_ref()));
                 self.set_policy(&name, Some(take(read, &mut problems)));
             }
             Object::RequestAuthentication(o) => {
@@ -151,58 +130,32 @@ impl Index {
                 self.set_peer(&name, Some(facts));
             }
             Object::HTTPRoute(o) => {
-                parents = parents_of(o.status.as_ref());
-                conditions = Some(Vec::new());
                 self.take_route(&key, name, route::http(o), &mut problems);
             }
             Object::GRPCRoute(o) => {
-                parents = parents_of(o.status.as_ref());
-                conditions = Some(Vec::new());
                 self.take_route(&key, name, route::grpc(o), &mut problems);
             }
             Object::TLSRoute(o) => {
-                parents = parents_of(o.status.as_ref());
-                conditions = Some(Vec::new());
                 self.take_route(&key, name, route::tls(o), &mut problems);
             }
             Object::TCPRoute(o) => {
-                parents = parents_of(o.status.as_ref());
-                conditions = Some(Vec::new());
                 self.take_route(&key, name, route::tcp(o), &mut problems);
             }
             Object::VirtualService(o) => {
-                conditions = Some(conditions_of(o.status.as_ref()));
                 self.set_virtual(&name, Some(o), &mut problems);
             }
             Object::DestinationRule(o) => {
-                conditions = Some(conditions_of(o.status.as_ref()));
                 let read = destination_rule::read(o, &self.mesh);
                 self.set_rule(&name, Some(take(read, &mut problems)));
             }
             Object::WasmPlugin(o) => {
-                conditions = Some(conditions_of(o.status.as_ref()));
                 let read = plugin::read(o, &self.mesh.root_namespace);
                 self.set_plugin(&name, Some(take(read, &mut problems)));
             }
             _ => {}
         }
         self.set_problems(&key, problems);
-        let conditions = conditions?;
-        let standing = Standing {
-            uid: object.uid().to_owned(),
-            generation: object.metadata().generation,
-            conditions,
-            addresses,
-            parents,
-            version: match key.kind.is_route() {
-                true => object
-                    .metadata()
-                    .resource_version
-                    .clone()
-                    .unwrap_or_default(),
-                false => String::new(),
-            },
-        };
+        let standing = Standing::of(object, Carried::of(object)?);
         let before = self.world.standings.insert(key.clone(), standing.clone());
         (before.as_ref() != Some(&standing)).then_some(key)
     }
@@ -522,18 +475,6 @@ fn take<T>(read: Read<T>, problems: &mut Vec<Problem>) -> T {
 fn account_of_gateway(pod: &pod::Pod) -> Option<(String, Arc<str>)> {
     let gateway = pod.labels.get(wellknown::GATEWAY_NAME)?;
     (pod.life == pod::Life::Live).then(|| (gateway.clone(), pod.service_account.clone()))
-}
-
-fn parents_of(status: Option<&kinds::RouteStatus>) -> Vec<serde_json::Value> {
-    status
-        .map(|status| status.parents.clone())
-        .unwrap_or_default()
-}
-
-fn conditions_of(status: Option<&kinds::PolicyStatus>) -> Vec<kinds::Condition> {
-    status
-        .map(|status| status.conditions.clone())
-        .unwrap_or_default()
 }
 
 /// Marks the pods and WorkloadEntries that a selector with labels chooses.

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use cluster::{Kind, ObjectKey, kinds};
+use cluster::{Kind, Object, ObjectKey, kinds};
 
 use super::{
     Subject,
@@ -28,6 +28,7 @@ use crate::{
         slice::Slice,
         workload_entry::WorkloadEntry,
     },
+    status,
     translate::{
         authentication::{Authentication, KeySource},
         destination_rule::DestinationRule,
@@ -121,8 +122,92 @@ pub struct Standing {
     pub addresses: Vec<kinds::ServiceEntryAddress>,
     /// What it carries of controllers, for each parent of a route.
     pub parents: Vec<serde_json::Value>,
-    /// The version in which it carries them; of routes only.
+    /// The version in which it carries them, where there may be others' among them.
     pub version: String,
+    /// Whether it is another control plane's, so that nothing of ours is to be said of it.
+    pub left: bool,
+}
+
+/// What is said of an object, whoever wrote it.
+#[derive(Debug, Default)]
+pub(super) struct Carried {
+    conditions: Vec<kinds::Condition>,
+    addresses: Vec<kinds::ServiceEntryAddress>,
+    parents: Vec<serde_json::Value>,
+}
+
+impl Standing {
+    pub(super) fn of(object: &Object, carried: Carried) -> Self {
+        let metadata = object.metadata();
+        let version = metadata.resource_version.clone();
+        let mut conditions = carried.conditions.iter();
+        let is_shared = object.kind().is_route() || !conditions.all(status::is_ours);
+        let version = version.filter(|_| is_shared);
+        Self {
+            uid: object.uid().to_owned(),
+            generation: metadata.generation,
+            conditions: carried.conditions,
+            addresses: carried.addresses,
+            parents: carried.parents,
+            version: version.unwrap_or_default(),
+            left: false,
+        }
+    }
+
+    /// Of an object that is another control plane's.
+    pub(super) fn left(object: &Object, carried: Carried) -> Self {
+        Self {
+            left: true,
+            ..Self::of(object, carried)
+        }
+    }
+}
+
+impl Carried {
+    /// What an object carries, if conditions are written to its kind.
+    pub(super) fn of(object: &Object) -> Option<Self> {
+        let conditions = |status: Option<&kinds::PolicyStatus>| Self {
+            conditions: status.map_or_else(Vec::new, |status| status.conditions.clone()),
+            ..Self::default()
+        };
+        let parents = |status: Option<&kinds::RouteStatus>| Self {
+            parents: status.map_or_else(Vec::new, |status| status.parents.clone()),
+            ..Self::default()
+        };
+        Some(match object {
+            Object::Service(o) => Self {
+                conditions: o
+                    .status
+                    .as_ref()
+                    .and_then(|status| status.conditions.clone())
+                    .unwrap_or_default(),
+                ..Self::default()
+            },
+            Object::ServiceEntry(o) => {
+                let status = o.status.clone().unwrap_or_default();
+                Self {
+                    conditions: status.conditions,
+                    addresses: status.addresses,
+                    parents: Vec::new(),
+                }
+            }
+            Object::WorkloadEntry(o) => Self {
+                conditions: o.status.clone().unwrap_or_default().conditions,
+                ..Self::default()
+            },
+            Object::AuthorizationPolicy(o) => conditions(o.status.as_ref()),
+            Object::RequestAuthentication(o) => conditions(o.status.as_ref()),
+            Object::Telemetry(o) => conditions(o.status.as_ref()),
+            Object::VirtualService(o) => conditions(o.status.as_ref()),
+            Object::DestinationRule(o) => conditions(o.status.as_ref()),
+            Object::WasmPlugin(o) => conditions(o.status.as_ref()),
+            Object::HTTPRoute(o) => parents(o.status.as_ref()),
+            Object::GRPCRoute(o) => parents(o.status.as_ref()),
+            Object::TLSRoute(o) => parents(o.status.as_ref()),
+            Object::TCPRoute(o) => parents(o.status.as_ref()),
+            _ => return None,
+        })
+    }
 }
 
 impl World {

@@ -23,6 +23,7 @@ fn standing(conditions: Vec<kinds::Condition>) -> Standing {
         addresses: Vec::new(),
         parents: Vec::new(),
         version: String::new(),
+        left: false,
     }
 }
 
@@ -132,6 +133,59 @@ fn conditions_of_others_are_not_ours_to_take_back() {
         Timestamp::MAX,
     );
     assert_eq!(task, None);
+}
+
+#[test]
+fn of_an_object_that_is_another_control_planes_what_was_said_is_taken_back() {
+    let left = |conditions, addresses: &[kinds::ServiceEntryAddress]| {
+        let standing = Standing {
+            addresses: addresses.to_vec(),
+            left: true,
+            ..standing(conditions)
+        };
+        task(&entry(), saying(&[]), Some(&standing), Timestamp::MAX)
+    };
+    let remove = Some(Task::Remove { object: entry() });
+    let ours = [visibility_applied(Visibility::Public).expect("a condition")];
+    assert_eq!(left(first(&entry(), &ours), &[]), remove);
+    assert_eq!(left(vec![], &[Default::default()]), remove);
+    assert_eq!(left(vec![], &[]), None);
+}
+
+#[test]
+fn what_others_say_is_repeated_with_the_version_that_said_it() {
+    let mut carried = first(
+        &entry(),
+        &[visibility_applied(Visibility::Public).expect("a condition")],
+    );
+    let mut other = carried[0].clone();
+    other.type_ = "example.com/Other".into();
+    carried.push(other.clone());
+    let standing = Standing {
+        version: "7".into(),
+        ..standing(carried)
+    };
+    let task = task(&entry(), saying(&[]), Some(&standing), Timestamp::MAX);
+    let expected = Task::Write {
+        object: entry(),
+        uid: "u".into(),
+        conditions: vec![],
+        addresses: None,
+        others: vec![other],
+        version: "7".into(),
+    };
+    assert_eq!(task, Some(expected));
+}
+
+#[test]
+fn each_revision_writes_under_a_name_of_its_own() {
+    let manager = |revisions: &[&str]| {
+        let revisions: Vec<String> = revisions.iter().map(|&one| one.to_owned()).collect();
+        manager(&revisions)
+    };
+    assert_eq!(manager(&[]), "istiod-lite");
+    assert_eq!(manager(&["next", "default"]), "istiod-lite");
+    assert_eq!(manager(&["next"]), "istiod-lite-next");
 }
 
 #[test]

@@ -22,6 +22,8 @@ pub struct Authentication {
     pub targets: Vec<Target>,
     /// Whose tokens are taken.
     pub rules: Vec<Rule>,
+    /// What is not done as it is written.
+    pub faults: Vec<Problem>,
 }
 
 /// Whose tokens are taken.
@@ -110,8 +112,13 @@ pub fn translate(
         rule(written, &path, &of, &mut problems)
     });
     let rules = rules.collect();
+    let faults = problems.clone();
     Read {
-        facts: Authentication { targets, rules },
+        facts: Authentication {
+            targets,
+            rules,
+            faults,
+        },
         problems,
     }
 }

@@ -11,6 +11,32 @@ use crate::object::{Kind, ObjectKey};
 use crate::overlay::Partial;
 use crate::status::Written;
 
+/// What became of an object that something was applied to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Applied {
+    pub(crate) written: Written,
+    /// What its definition takes conditions for, if that shows.
+    pub(crate) conditions: Option<List>,
+}
+
+/// What a list is to an API server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum List {
+    /// One value: whoever says it says all of it.
+    Whole,
+    /// Of entries that have writers of their own.
+    Keyed,
+}
+
+impl From<Written> for Applied {
+    fn from(written: Written) -> Self {
+        Self {
+            written,
+            conditions: None,
+        }
+    }
+}
+
 /// Applies what `manager` says of the object with this uid: annotations to the object, all else to its status; a part
 /// of which nothing is said is left alone. Objects that are gone, or others under the same name, are none of our business.
 pub(crate) async fn apply(
@@ -19,20 +45,21 @@ pub(crate) async fn apply(
     object: &ObjectKey,
     uid: &str,
     partial: &Partial,
-) -> Result<Written, RequestError> {
-    let mut written = Written::Changed;
+) -> Result<Applied, RequestError> {
+    let mut applied = Applied::from(Written::Changed);
     if !partial.annotations.is_empty() {
-        written = annotate(client, manager, object, uid, &json!(partial.annotations)).await?;
+        let said = json!(partial.annotations);
+        applied = annotate(client, manager, object, uid, &said).await?.into();
     }
-    if written == Written::Changed && !partial.status.is_empty() {
+    if applied.written == Written::Changed && !partial.status.is_empty() {
         let status = Value::Object(partial.status.clone());
         let mut metadata = metadata(object, uid);
         if !partial.version.is_empty() {
             metadata["resourceVersion"] = json!(partial.version);
         }
-        written = apply_status(client, manager, object, &metadata, status).await?;
+        applied = apply_status(client, manager, object, &metadata, status).await?;
     }
-    Ok(written)
+    Ok(applied)
 }
 
 /// Takes back what `manager` said of the object's status.
@@ -42,7 +69,8 @@ pub(crate) async fn take_back(
     object: &ObjectKey,
 ) -> Result<Written, RequestError> {
     let metadata = metadata(object, "");
-    apply_status(client, manager, object, &metadata, json!({})).await
+    let applied = apply_status(client, manager, object, &metadata, json!({})).await?;
+    Ok(applied.written)
 }
 
 /// Sets annotations of the object with this uid, and removes those that are `null`. Of objects as in [`apply`].
@@ -61,7 +89,7 @@ pub(crate) async fn annotate(
     };
     for version in object.kind.versions() {
         let path = Follow::all(object.kind).object_path(version, object) + part;
-        if let Some(written) = answered(client.merge(&path, manager, &patch).await)? {
+        if let Some((written, _)) = answered(client.merge(&path, manager, &patch).await)? {
             return Ok(written);
         }
     }
@@ -85,7 +113,7 @@ async fn apply_status(
     object: &ObjectKey,
     metadata: &Value,
     status: Value,
-) -> Result<Written, RequestError> {
+) -> Result<Applied, RequestError> {
     let kind = object.kind;
     // Which of the versions is served is not known here; the first that is takes it.
     for version in kind.versions() {
@@ -99,24 +127,39 @@ async fn apply_status(
             "apiVersion": api_version, "kind": kind.as_str(), "metadata": metadata, "status": status,
         });
         let path = format!("{path}/status");
-        if let Some(written) = answered(client.apply(&path, manager, &body).await)? {
-            return Ok(written);
+        if let Some((written, now)) = answered(client.apply(&path, manager, &body).await)? {
+            return Ok(Applied {
+                written,
+                conditions: conditions_of(&now, manager),
+            });
         }
     }
-    Ok(Written::Unchanged)
+    Ok(Written::Unchanged.into())
 }
 
-/// What became of it; None where there is no such object in this version.
-fn answered(answer: Result<Value, RequestError>) -> Result<Option<Written>, RequestError> {
+/// Whether the conditions of a writer are its own, or the list is: by what the server has noted of who wrote what.
+fn conditions_of(object: &Value, manager: &str) -> Option<List> {
+    let fields = object["metadata"]["managedFields"].as_array()?;
+    let mut own = fields.iter().filter(|of| of["manager"] == manager);
+    let owned = own.find_map(|of| of["fieldsV1"]["f:status"]["f:conditions"].as_object())?;
+    Some(match owned.keys().any(|key| key.starts_with("k:")) {
+        true => List::Keyed,
+        false => List::Whole,
+    })
+}
+
+/// What became of it, and what it is now; None where there is no such object in this version.
+fn answered(answer: Result<Value, RequestError>) -> Result<Option<(Written, Value)>, RequestError> {
+    let outdated = Some((Written::Outdated, Value::Null));
     match answer {
-        Ok(_) => Ok(Some(Written::Changed)),
+        Ok(now) => Ok(Some((Written::Changed, now))),
         Err(error) if error.code() == Some(404) => Ok(None),
         // Another version, or another uid: then it is another object by now.
-        Err(error) if error.code() == Some(409) => Ok(Some(Written::Outdated)),
+        Err(error) if error.code() == Some(409) => Ok(outdated),
         // The latter, of a patch.
         Err(RequestError::Refused {
             code: 422, message, ..
-        }) if message.contains("metadata.uid") => Ok(Some(Written::Outdated)),
+        }) if message.contains("metadata.uid") => Ok(outdated),
         Err(error) => Err(error),
     }
 }

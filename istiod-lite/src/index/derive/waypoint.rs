@@ -8,8 +8,11 @@ use super::{Derived, Index};
 use crate::{
     catalogue::ResourceType,
     facts::NamespacedName,
-    facts::gateway::Readiness,
-    status::policies::{self, Found},
+    facts::{Problem, gateway::Readiness},
+    status::{
+        self, Verdict,
+        policies::{self, Found},
+    },
     translate::{
         policy::{Policy, Target, TargetKey},
         route::{ParentKey, serving::Closed},
@@ -98,6 +101,29 @@ impl Index {
             "provider {:?} {why}; what the rules match is denied",
             told.authorizer
         ))
+    }
+
+    /// What the author of a RequestAuthentication is told.
+    pub(super) fn derive_authentication(&self, name: &NamespacedName) -> Option<Derived> {
+        let here = self.world.inhabitants(&name.namespace)?;
+        let written = here.authentications.get(&name.name)?;
+        let mut gateways = Vec::new();
+        let targets = self.found(&written.targets, &mut gateways);
+        let said: Vec<String> = written.faults.iter().map(Problem::to_string).collect();
+        let said = Some(said.join("; ")).filter(|said| !said.is_empty());
+        let condition = match targets.as_slice() {
+            [] => Some(status::waypoint_accepted(
+                Verdict::False,
+                "UnsupportedValue",
+                said.unwrap_or_default(),
+            )),
+            targets => policies::waypoint_accepted(targets, said.as_deref(), None),
+        };
+        Some(Derived {
+            conditions: condition.into_iter().collect(),
+            gateways,
+            ..Derived::default()
+        })
     }
 
     /// What becomes of each of an object's references.

@@ -108,6 +108,7 @@ impl Index {
                 &now,
             );
             self.mark_targets(before.union(&now));
+            self.dirty.insert(Subject::Authentication(name.clone()));
         }
         self.forget_deserted(&name.namespace);
     }
@@ -163,15 +164,18 @@ impl Index {
         }
     }
 
-    /// Marks what is said of the policies and Telemetries that are for something.
+    /// Marks what is said of the policies, rules of tokens and Telemetries that are for something.
     pub(in crate::index) fn mark_policies_for(&mut self, target: &TargetKey) {
         let named = self.world.policies_by_target.get(target);
         let named = named.into_iter().flatten().cloned();
         self.dirty.extend(named.map(Subject::Policy));
+        let named = self.world.authentications_by_target.get(target);
+        let named = named.into_iter().flatten().cloned();
+        self.dirty.extend(named.map(Subject::Authentication));
         self.mark_telemetries_for(|key| key == target);
     }
 
-    /// Marks what is said of the policies and Telemetries that are for anything in a namespace.
+    /// Marks what is said of the policies, rules of tokens and Telemetries that are for anything in a namespace.
     pub(in crate::index) fn mark_policies_into(&mut self, namespace: &str) {
         let of = |target: &TargetKey| match target {
             TargetKey::Gateway(name) | TargetKey::Service(name) | TargetKey::Entry(name) => {
@@ -184,6 +188,12 @@ impl Index {
             .filter(|(target, _)| of(target))
             .flat_map(|(_, names)| names);
         self.dirty.extend(named.cloned().map(Subject::Policy));
+        let targets = self.world.authentications_by_target.iter();
+        let named = targets
+            .filter(|(target, _)| of(target))
+            .flat_map(|(_, names)| names);
+        self.dirty
+            .extend(named.cloned().map(Subject::Authentication));
         self.mark_telemetries_for(of);
     }
 
