@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `deploy/base` brings to a cluster, read as it is written there: plain YAML in the order of its kustomization.
+//! What `deploy/base` brings to a cluster, read as it is written there: plain YAML in the order of its kustomization;
+//! and the chart that is made of it.
+
+pub mod chart;
 
 use std::path::Path;
 

@@ -20,7 +20,7 @@
 //! - [`kubernetes`]: a real API server, without nodes
 //! - [`plane`]: the control plane by itself, and its clients
 //! - [`conformance`]: what any authority of the mesh has to refuse
-//! - [`deploy`]: what is applied to a real cluster
+//! - [`deploy`]: what is applied to a real cluster, [`clients`]: and by which programs
 //! - [`bench`]: measurements that can be repeated
 //! - [`access_log`], [`telemetry`]: what the proxies say they did
 //! - [`manifests`], [`topology`], [`state`], [`tokens`], [`network`], [`namespaces`], [`launch`], [`lifeline`]: what all that stands on
@@ -30,6 +30,7 @@ pub mod authority;
 pub mod bench;
 pub mod binaries;
 pub mod cli;
+pub mod clients;
 pub mod conformance;
 pub mod deploy;
 pub mod dns;

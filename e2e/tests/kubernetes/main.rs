@@ -10,6 +10,7 @@ mod conditions;
 mod controllers;
 mod deploy;
 mod ground;
+mod helm;
 mod kinds;
 mod lab;
 mod leader;
