@@ -11,7 +11,7 @@ use e2e::topology::Node;
 use e2e::traffic::{Outcome, Report};
 use e2e::waypoints::Waypoint;
 
-static SHARED: Shared = Shared::on_api_server("served", env!("CARGO_BIN_EXE_e2e"));
+pub(crate) static SHARED: Shared = Shared::on_api_server("served", env!("CARGO_BIN_EXE_e2e"));
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const CLIENT: &str = "shop/client";

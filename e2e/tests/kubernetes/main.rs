@@ -16,6 +16,7 @@ mod lab;
 mod leader;
 mod node_agent;
 mod objects;
+mod operators;
 mod outages;
 mod secrets;
 mod waypoints;
