@@ -19,4 +19,5 @@ mod objects;
 mod operators;
 mod outages;
 mod secrets;
+mod suite;
 mod waypoints;
