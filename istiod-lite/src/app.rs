@@ -104,6 +104,7 @@ pub async fn start(
         source,
         state.clone(),
         (conditions, fetcher),
+        cluster.client(),
         known,
         drain.clone(),
     );

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use cluster::{Batch, ObjectKey, Source, StatusWriter, k8s_openapi::jiff::Timestamp};
+use cluster::{Batch, Client, ObjectKey, Source, StatusWriter, k8s_openapi::jiff::Timestamp};
 use ops::{health::ReadyHandle, shutdown::DrainSignal};
 use parking_lot::{Mutex, RwLock};
 use tokio::{
@@ -20,7 +20,9 @@ use tokio::{
 };
 
 use crate::{
+    bundles::{self, Bundle},
     catalogue::{Catalogue, ResourceType},
+    facts::NamespacedName,
     index::{Changes, Index},
     key_sets::{self, Fetched, Fetcher},
     leader::Leadership,
@@ -33,7 +35,8 @@ const QUIET: Duration = Duration::from_millis(15);
 /// … but none waits for longer than this. After as long without any, what an API server tells waits for none: a change there
 /// is whole, and mostly comes alone. Files of a folder are written one after the other, and always waited for.
 const LATEST: Duration = Duration::from_millis(50);
-/// How long a start waits for the keys of token issuers, so that no waypoint is told in between that there are none.
+/// How long a start waits for the keys of token issuers, and for the authorities that policies name, so that no waypoint is
+/// told in between that there are none.
 const FIRST_KEYS: Duration = Duration::from_secs(5);
 /// Conditions that could not be written, as on a full disk or while another replica leads, are looked at again this often.
 const TRY_AGAIN: Duration = Duration::from_secs(2);
@@ -58,6 +61,9 @@ pub struct Controller {
     reported: BTreeSet<String>,
     wanted: watch::Sender<BTreeSet<KeySource>>,
     fetched: mpsc::Receiver<Fetched>,
+    /// ConfigMaps that an API server is asked for.
+    named: watch::Sender<BTreeSet<NamespacedName>>,
+    bundles: mpsc::Receiver<(NamespacedName, Bundle)>,
 }
 
 /// How conditions are written, and whether they are for this replica to write.
@@ -80,6 +86,7 @@ impl Controller {
         source: Source,
         state: State,
         (conditions, fetcher): (Conditions, Fetcher),
+        client: Option<Client>,
         ready: ReadyHandle,
         drain: DrainSignal,
     ) {
@@ -89,6 +96,12 @@ impl Controller {
         let (told, fetched) = mpsc::channel(16);
         let keeping = key_sets::keep(wants, told, fetcher, drain.clone());
         tokio::spawn(Box::pin(keeping));
+        let (named, names) = watch::channel(BTreeSet::new());
+        let (bundle_told, bundles) = mpsc::channel(16);
+        if let Some(client) = client {
+            let keeping = bundles::keep(names, bundle_told, client, drain.clone());
+            tokio::spawn(Box::pin(keeping));
+        }
         let controller = Self {
             source,
             state: state.clone(),
@@ -96,6 +109,8 @@ impl Controller {
             reported: BTreeSet::new(),
             wanted,
             fetched,
+            named,
+            bundles,
         };
         let first = Arc::new(Notify::new());
         tokio::spawn(Box::pin(controller.run(
@@ -112,7 +127,9 @@ impl Controller {
         let batch = self.source.next().await;
         let changes = self.state.index.write().apply(batch.events);
         let with_keys = self.first_keys().await;
-        self.publish(changes.followed_by(with_keys), batch.problems);
+        let with_bundles = self.first_bundles().await;
+        let changes = changes.followed_by(with_keys).followed_by(with_bundles);
+        self.publish(changes, batch.problems);
         let counts = {
             let tables = self.state.catalogue.read();
             let served = tables
@@ -143,6 +160,12 @@ impl Controller {
                     self.publish(changes, problems);
                     continue;
                 }
+                Some((name, bundle)) = self.bundles.recv() => {
+                    let changes = self.state.index.write().set_bundle(&name, bundle);
+                    let problems = self.state.source_problems.read().clone();
+                    self.publish(changes, problems);
+                    continue;
+                }
                 () = drain.requested() => return,
             };
             let comes_alone = self.source.tells_whole_changes() && published.elapsed() >= LATEST;
@@ -152,6 +175,7 @@ impl Controller {
             };
             let changes = self.state.index.write().apply(batch.events);
             self.want_keys();
+            self.want_bundles();
             self.publish(changes, batch.problems);
             published = Instant::now();
         }
@@ -180,6 +204,37 @@ impl Controller {
                 Ok(Some((source, keys))) => {
                     missing.remove(&source);
                     let set = self.state.index.write().set_keys(source, keys);
+                    changes = changes.followed_by(set);
+                }
+                Ok(None) | Err(_) => break,
+            }
+        }
+        changes
+    }
+
+    /// Says which ConfigMaps are wanted now.
+    fn want_bundles(&self) -> BTreeSet<NamespacedName> {
+        let names = self.state.index.read().wanted_bundles();
+        self.named.send_if_modified(|named| {
+            let differs = *named != names;
+            if differs {
+                named.clone_from(&names);
+            }
+            differs
+        });
+        names
+    }
+
+    /// Waits until an API server has said of each ConfigMap what it holds, for a while.
+    async fn first_bundles(&mut self) -> Changes {
+        let mut missing = self.want_bundles();
+        let mut changes = Changes::default();
+        let deadline = Instant::now() + FIRST_KEYS;
+        while !missing.is_empty() {
+            match tokio::time::timeout_at(deadline, self.bundles.recv()).await {
+                Ok(Some((name, bundle))) => {
+                    missing.remove(&name);
+                    let set = self.state.index.write().set_bundle(&name, bundle);
                     changes = changes.followed_by(set);
                 }
                 Ok(None) | Err(_) => break,

@@ -66,6 +66,8 @@ enum Subject {
     Rule(NamespacedName),
     /// And of a WasmPlugin.
     Plugin(NamespacedName),
+    /// And of a BackendTLSPolicy.
+    TlsPolicy(NamespacedName),
     /// And of a Telemetry.
     Telemetry(NamespacedName),
     /// And of a RequestAuthentication.
@@ -193,6 +195,16 @@ impl Index {
     /// Takes in a set of keys as it was fetched, or why there is none.
     pub fn set_keys(&mut self, source: KeySource, keys: Result<String, String>) -> Changes {
         self.fold_keys(source, keys);
+        self.derive_all(Changes::default())
+    }
+
+    /// Takes in the certificates that a ConfigMap holds, or why there are none; nothing where there is no such ConfigMap.
+    pub fn set_bundle(
+        &mut self,
+        name: &NamespacedName,
+        bundle: Option<Result<String, String>>,
+    ) -> Changes {
+        self.fold_bundle(name, bundle);
         self.derive_all(Changes::default())
     }
 
@@ -426,6 +438,7 @@ impl Subject {
             Self::Rule(name) => (Kind::DestinationRule, name),
             Self::Plugin(name) => (Kind::WasmPlugin, name),
             Self::Telemetry(name) => (Kind::Telemetry, name),
+            Self::TlsPolicy(name) => (Kind::BackendTLSPolicy, name),
             Self::Authentication(name) => (Kind::RequestAuthentication, name),
             Self::Pod(_)
             | Self::Slice(_)

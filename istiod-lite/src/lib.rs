@@ -29,6 +29,7 @@ pub mod ca;
 pub mod ca_service;
 pub mod xds_server;
 
+pub mod bundles;
 pub mod key_sets;
 
 pub mod controller;

@@ -300,7 +300,8 @@ pub enum Task {
         uid: String,
         /// The version in which others have said what is repeated here.
         version: String,
-        /// Its status.
+        /// The name of the list in its status, and what it is to hold.
+        list: &'static str,
         entries: Entries,
     },
     /// Take back what was written.
@@ -318,8 +319,9 @@ pub enum Task {
 /// What is to be done about objects whose conditions may have changed.
 pub fn tasks(index: &Index, objects: &BTreeSet<ObjectKey>, now: Timestamp) -> Vec<Task> {
     let of = |object: &ObjectKey| {
-        if object.kind.is_route() {
-            return route_task(object, index.parents(object), index.standing(object), now);
+        if let Some(list) = object.kind.controllers_list() {
+            let wanted = index.parents(object);
+            return route_task((object, list), wanted, index.standing(object), now);
         }
         let wanted = Wanted {
             conditions: index.conditions(object),
@@ -331,7 +333,7 @@ pub fn tasks(index: &Index, objects: &BTreeSet<ObjectKey>, now: Timestamp) -> Ve
 }
 
 fn route_task(
-    object: &ObjectKey,
+    (object, list): (&ObjectKey, &'static str),
     wanted: &[ParentStatus],
     standing: Option<&Standing>,
     now: Timestamp,
@@ -340,7 +342,7 @@ fn route_task(
     let Some(standing) = standing else {
         return Some(Task::Forget { object });
     };
-    let entries = routes::entries(wanted, &standing.parents, standing.generation, now)?;
+    let entries = routes::entries(list, wanted, &standing.parents, standing.generation, now)?;
     if entries.own.is_empty() && entries.others.is_empty() {
         return Some(Task::Remove { object });
     }
@@ -348,6 +350,7 @@ fn route_task(
         object,
         uid: standing.uid.clone(),
         version: standing.version.clone(),
+        list,
         entries,
     })
 }
@@ -456,6 +459,7 @@ pub fn perform(
                 object,
                 uid,
                 version,
+                list,
                 entries,
             } => {
                 let mut partial = Partial {
@@ -464,7 +468,7 @@ pub fn perform(
                     ..Partial::default()
                 };
                 let parents = serde_json::json!(entries.own);
-                partial.status.insert("parents".to_owned(), parents);
+                partial.status.insert((*list).to_owned(), parents);
                 writer.write(object, uid, &partial)
             }
             Task::Write {

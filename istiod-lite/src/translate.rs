@@ -3,6 +3,7 @@
 //! anything up nor remembers anything; the index hands it all that it needs.
 
 pub mod authentication;
+pub mod backend_tls;
 pub mod bypass;
 pub mod destination_rule;
 pub mod network_gateway;

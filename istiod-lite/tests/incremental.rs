@@ -509,6 +509,44 @@ fn mesh_config() -> impl Strategy<Value = Object> {
     )
 }
 
+/// A certificate of an authority that has signed nothing.
+const AUTHORITY: &str = include_str!("support/authority.pem");
+
+fn tls_policy() -> impl Strategy<Value = Object> {
+    let target = (
+        one_of(&["Service", "ServiceEntry"]),
+        name(),
+        one_of(&["", "p", "q"]),
+    );
+    (namespace(), name(), target, name(), one_of(&["1", "2"])).prop_map(
+        |(namespace, name, (kind, of, port), authority, day)| {
+            let group = match kind {
+                "Service" => "",
+                _ => "networking.istio.io",
+            };
+            object::<kinds::BackendTLSPolicy>(json!({
+                "metadata": {"name": name, "namespace": namespace,
+                             "creationTimestamp": format!("2026-01-0{day}T00:00:00Z")},
+                "spec": {
+                    "targetRefs": [{"group": group, "kind": kind, "name": of, "sectionName": port}],
+                    "validation": {
+                        "hostname": "a.example.com",
+                        "caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": authority}],
+                    },
+                },
+            }))
+        },
+    )
+}
+
+fn authority() -> impl Strategy<Value = Object> {
+    (namespace(), name(), one_of(&["", "no PEM", AUTHORITY])).prop_map(|(namespace, name, pem)| {
+        object::<kinds::ConfigMap>(json!({
+            "metadata": {"name": name, "namespace": namespace}, "data": {"ca.crt": pem},
+        }))
+    })
+}
+
 fn deletion() -> impl Strategy<Value = Event> {
     let kinds = vec![
         Kind::Pod,
@@ -526,6 +564,8 @@ fn deletion() -> impl Strategy<Value = Event> {
         Kind::VirtualService,
         Kind::DestinationRule,
         Kind::WasmPlugin,
+        Kind::BackendTLSPolicy,
+        Kind::ConfigMap,
     ];
     let config = Just(ObjectKey::namespaced(Kind::ConfigMap, "root", "istio"));
     let namespaced = (prop::sample::select(kinds), namespace(), name())
@@ -544,6 +584,7 @@ fn event() -> impl Strategy<Value = Event> {
     let applied = prop_oneof![
         4 => pod(), 3 => service(), 2 => slice(), 2 => cluster_wide(), 2 => gateway(), 2 => policy(), 2 => peer(),
         3 => entry(), 2 => workload_entry(), 1 => mesh_config(), 4 => route(), 3 => prop_oneof![virtual_service(), rule(), plugin()],
+        3 => prop_oneof![tls_policy(), authority()],
     ];
     prop_oneof![3 => applied.prop_map(Event::Applied), 1 => deletion()]
 }

@@ -730,12 +730,13 @@ fn waypoint_localities_and_tls() {
                 key: text("k"),
                 namespace: text("w"),
             }),
+            given_authorities: text("p"),
         }),
         ..Default::default()
     };
     check(
         policy,
-        "32 14 | 0a 01 73 12 01 6e 1a 01 61 22 09 0a 01 63 12 01 6b 1a 01 77",
+        "32 17 | 0a 01 73 12 01 6e 1a 01 61 22 09 0a 01 63 12 01 6b 1a 01 77 2a 01 70",
     );
 }
 

@@ -33,9 +33,19 @@ pub struct Tls {
     server: ServerName<'static>,
     /// Of these one has to be the server's; none: the name that it is asked by.
     names: Arc<[Name]>,
-    /// A file; none: whom the system trusts.
-    authorities: Option<Arc<str>>,
+    authorities: Authorities,
     shown: Option<Shown>,
+}
+
+/// Who certifies servers.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Authorities {
+    /// Whom the system trusts.
+    System,
+    /// Those of a file.
+    File(Arc<str>),
+    /// These, in PEM.
+    Given(Arc<str>),
 }
 
 /// What a certificate may say of its owner.
@@ -43,6 +53,7 @@ pub struct Tls {
 pub enum Name {
     Dns(ServerName<'static>),
     Id(SpiffeId),
+    Uri(Arc<str>),
 }
 
 /// Files with what is shown of ourselves.
@@ -61,16 +72,26 @@ impl Tls {
         let server = |name: &str| ServerName::try_from(name.to_owned());
         let named = server(&wire.server_name);
         let names = wire.subject_alt_names.iter().map(|name| {
-            let as_id = |id| Ok(Name::Id(id));
-            let as_name = |_| server(name).map(Name::Dns);
-            let read = name.parse().map_or_else(as_name, as_id);
-            read.map_err(|_| format!("tls.subject_alt_names: {name:?} is none"))
+            if let Ok(id) = name.parse() {
+                return Ok(Name::Id(id));
+            }
+            match name.parse::<http::Uri>() {
+                Ok(uri) if uri.scheme().is_some() => Ok(Name::Uri(name.as_str().into())),
+                _ => server(name)
+                    .map(Name::Dns)
+                    .map_err(|_| format!("tls.subject_alt_names: {name:?} is none")),
+            }
         });
+        let authorities = match (wire.given_authorities.as_str(), wire.authorities.as_str()) {
+            ("", "") => Authorities::System,
+            ("", file) => Authorities::File(file.into()),
+            (given, _) => Authorities::Given(given.into()),
+        };
         Ok(Self {
             server: named
                 .map_err(|_| format!("tls.server_name: {:?} is none", wire.server_name))?,
             names: names.collect::<Result<_, _>>()?,
-            authorities: (!wire.authorities.is_empty()).then(|| wire.authorities.as_str().into()),
+            authorities,
             shown: wire.certificate.as_ref().map(|shown| Shown {
                 chain: shown.chain.as_str().into(),
                 key: shown.key.as_str().into(),
@@ -141,10 +162,7 @@ mod tests {
         check("a.example.com", "b.example.com", "");
         check("a.example.com", "spiffe://td/ns/a/sa/b", "");
         check("", "b", "tls.server_name: \"\" is none");
-        check(
-            "a",
-            "http://b",
-            "tls.subject_alt_names: \"http://b\" is none",
-        );
+        check("a", "http://b/c", "");
+        check("a", "b c", "tls.subject_alt_names: \"b c\" is none");
     }
 }

@@ -244,6 +244,7 @@ objects! {
     GRPCRoute, "grpcroutes", Namespace, with_status, "gateway.networking.k8s.io", ["v1", "v1alpha2"];
     TLSRoute, "tlsroutes", Namespace, with_status, "gateway.networking.k8s.io", ["v1", "v1alpha3", "v1alpha2"];
     TCPRoute, "tcproutes", Namespace, with_status, "gateway.networking.k8s.io", ["v1", "v1alpha2"];
+    BackendTLSPolicy, "backendtlspolicies", Namespace, with_status, "gateway.networking.k8s.io", ["v1", "v1alpha3"];
     PeerAuthentication, "peerauthentications", Namespace, with_status, "security.istio.io", ["v1", "v1beta1"];
     AuthorizationPolicy, "authorizationpolicies", Namespace, with_status, "security.istio.io", ["v1", "v1beta1"];
     DestinationRule, "destinationrules", Namespace, with_status, "networking.istio.io", ["v1", "v1beta1", "v1alpha3"];
@@ -256,12 +257,30 @@ objects! {
 pub(crate) use {with_object, with_type};
 
 impl Kind {
-    /// Whether its status is a list of what each controller says in view of each parent, which all of them write as a whole.
-    pub fn is_route(self) -> bool {
+    /// The list in its status of what each controller says in view of each object that matters to it, where that is what
+    /// its status consists of. All controllers write it as a whole.
+    pub fn controllers_list(self) -> Option<&'static str> {
+        match self {
+            Self::HTTPRoute | Self::GRPCRoute | Self::TLSRoute | Self::TCPRoute => Some("parents"),
+            Self::BackendTLSPolicy => Some("ancestors"),
+            _ => None,
+        }
+    }
+
+    /// Whether others may say something in the same list of its status as who judges it.
+    pub(crate) fn is_judged(self) -> bool {
         matches!(
             self,
-            Self::HTTPRoute | Self::GRPCRoute | Self::TLSRoute | Self::TCPRoute
-        )
+            Self::Service
+                | Self::ServiceEntry
+                | Self::WorkloadEntry
+                | Self::AuthorizationPolicy
+                | Self::DestinationRule
+                | Self::VirtualService
+                | Self::RequestAuthentication
+                | Self::Telemetry
+                | Self::WasmPlugin
+        ) || self.controllers_list().is_some()
     }
 }
 

@@ -27,14 +27,17 @@ pub(crate) const STATUS_DIRECTORY: &str = ".status";
 /// Stands for the namespace of objects that have none.
 const NO_NAMESPACE: &str = "_";
 
+/// The lists in which controllers speak, each for itself.
+const OF_CONTROLLERS: [&str; 2] = ["parents", "ancestors"];
+
 /// What one writer has to say about one object.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Partial {
     pub annotations: BTreeMap<String, String>,
-    /// Merged by top-level key, except that `conditions` are merged by their `type` and `parents` by their
-    /// `controllerName`.
+    /// Merged by top-level key, except that `conditions` are merged by their `type`, `parents` and `ancestors` by
+    /// their `controllerName`.
     pub status: Map<String, Value>,
-    /// What others say in the same list, `parents` of a route and else `conditions`, as it was read. Files are merged; an
+    /// What others say in the same list, `parents` of a route, `ancestors` of a policy, and else `conditions`, as it was read. Files are merged; an
     /// API server may take the list as a whole.
     pub others: Vec<Value>,
     /// The version of the object in which `others` stood: at an API server nothing is written upon a later one, since what
@@ -251,7 +254,8 @@ struct Merging {
     annotations: BTreeMap<String, String>,
     status: Map<String, Value>,
     conditions: Vec<Value>,
-    parents: Vec<Value>,
+    /// What controllers say, by the name of its list.
+    of_controllers: BTreeMap<String, Vec<Value>>,
     /// Who wrote which field.
     writers: BTreeMap<String, String>,
     conflicts: Vec<Conflict>,
@@ -276,12 +280,13 @@ impl Merging {
                         }
                     }
                 }
-                Value::Array(parents) if key == "parents" => {
-                    let controllers: BTreeSet<&str> = parents.iter().map(controller_name).collect();
+                Value::Array(said) if OF_CONTROLLERS.contains(&key.as_str()) => {
+                    let controllers: BTreeSet<&str> = said.iter().map(controller_name).collect();
                     for controller in controllers {
-                        if self.claim(format!("status.parents[{controller}]"), manager) {
-                            let own = parents.iter().filter(|p| controller_name(p) == controller);
-                            self.parents.extend(own.cloned());
+                        if self.claim(format!("status.{key}[{controller}]"), manager) {
+                            let own = said.iter().filter(|p| controller_name(p) == controller);
+                            let all = self.of_controllers.entry(key.clone()).or_default();
+                            all.extend(own.cloned());
                         }
                     }
                 }
@@ -322,7 +327,8 @@ impl Merging {
                     .map(|(key, value)| (key.clone(), value.clone())),
             );
         }
-        if !self.status.is_empty() || !self.conditions.is_empty() || !self.parents.is_empty() {
+        if !self.status.is_empty() || !self.conditions.is_empty() || !self.of_controllers.is_empty()
+        {
             let mut status = match base.status_json()? {
                 Value::Object(status) => status,
                 _ => Map::new(),
@@ -346,18 +352,18 @@ impl Merging {
                 conditions.extend(self.conditions.iter().cloned());
                 status.insert("conditions".to_owned(), Value::Array(conditions));
             }
-            if !self.parents.is_empty() {
-                let mut parents = match status.remove("parents") {
-                    Some(Value::Array(parents)) => parents,
+            for (list, said) in &self.of_controllers {
+                let mut all = match status.remove(list) {
+                    Some(Value::Array(all)) => all,
                     _ => Vec::new(),
                 };
                 let replaced = |old: &Value| {
-                    let mut new = self.parents.iter();
+                    let mut new = said.iter();
                     new.any(|new| controller_name(new) == controller_name(old))
                 };
-                parents.retain(|parent| !replaced(parent));
-                parents.extend(self.parents.iter().cloned());
-                status.insert("parents".to_owned(), Value::Array(parents));
+                all.retain(|one| !replaced(one));
+                all.extend(said.iter().cloned());
+                status.insert(list.clone(), Value::Array(all));
             }
             object.set_status_json(Value::Object(status))?;
         }

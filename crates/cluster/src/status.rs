@@ -106,7 +106,8 @@ impl Server {
     ) -> Result<Written, RequestError> {
         let kind = object.kind;
         let repeats = !partial.others.is_empty()
-            && (kind.is_route() || self.conditions.lock().get(&kind) != Some(&List::Keyed));
+            && (kind.controllers_list().is_some()
+                || self.conditions.lock().get(&kind) != Some(&List::Keyed));
         let whole = match repeats {
             true => with_others(kind, partial),
             false => alone(partial),
@@ -324,10 +325,7 @@ fn alone(partial: &Partial) -> Cow<'_, Partial> {
 
 /// The same, in one list with what others say.
 fn with_others(kind: Kind, partial: &Partial) -> Cow<'_, Partial> {
-    let list = match kind.is_route() {
-        true => "parents",
-        false => "conditions",
-    };
+    let list = kind.controllers_list().unwrap_or("conditions");
     let mut whole = partial.clone();
     let said = whole.status.entry(list).or_insert_with(|| json!([]));
     if let Some(said) = said.as_array_mut() {

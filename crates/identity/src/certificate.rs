@@ -384,6 +384,17 @@ pub(crate) fn sole_spiffe_id(certificate: &X509Certificate<'_>) -> Option<Spiffe
     }
 }
 
+/// Whether one of the URIs that a certificate names is this, to the letter.
+pub(crate) fn names_uri(certificate: &X509Certificate<'_>, wanted: &str) -> bool {
+    let names = certificate.subject_alternative_name().ok().flatten();
+    let names = names.iter().flat_map(|names| &names.value.general_names);
+    let mut uris = names.filter_map(|name| match name {
+        GeneralName::URI(uri) => Some(*uri),
+        _ => None,
+    });
+    uris.any(|uri| uri == wanted)
+}
+
 /// Parses DER; the reason is what the parser said.
 pub(crate) fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, String> {
     match X509Certificate::from_der(der) {

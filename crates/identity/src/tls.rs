@@ -28,7 +28,7 @@ use rustls::{
 use spiffe::SpiffeId;
 
 pub use self::reason::handshake_reason;
-use crate::certificate::{parse, sole_spiffe_id, validity};
+use crate::certificate::{names_uri, parse, sole_spiffe_id, validity};
 use crate::path::{self, Presented, Trust};
 use crate::{PeerRole, Revocation, RevocationList, Standing, WorkloadCertificate};
 
@@ -189,6 +189,11 @@ pub fn client_config(
 pub fn peer_identity(certificates: &[CertificateDer<'_>]) -> Option<SpiffeId> {
     let leaf = parse(certificates.first()?).ok()?;
     sole_spiffe_id(&leaf)
+}
+
+/// Whether a certificate names this URI.
+pub fn is_named_by_uri(certificate: &CertificateDer<'_>, uri: &str) -> bool {
+    parse(certificate).is_ok_and(|certificate| names_uri(&certificate, uri))
 }
 
 /// Who is at the other end of a finished handshake.

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use cluster::status::Written;
 use cluster::{Connection, Kind, ObjectKey, Partial, StatusWriter};
 use e2e::kubernetes::Cluster;
@@ -77,6 +77,94 @@ async fn what_was_said_of_an_object_goes_when_it_becomes_another_revisions() -> 
         eventually_said(&ground.cluster, object, 2).await?;
     }
     Ok(())
+}
+
+/// J03, J07 and J08 of the Gateway API's cases: a policy follows the ConfigMap that it names, which nobody lists or watches.
+#[tokio::test]
+async fn a_policy_for_tls_follows_the_authorities_that_it_names() -> Result<()> {
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "shop", "name": "web"},
+        "spec": {"ports": [{"name": "http", "port": 80}]},
+    });
+    let mut policy = json!({
+        "apiVersion": "gateway.networking.k8s.io/v1", "kind": "BackendTLSPolicy",
+        "metadata": {"namespace": "shop", "name": "web"},
+        "spec": {
+            "targetRefs": [{"group": "", "kind": "Service", "name": "web"}],
+            "validation": {
+                "hostname": "web.example.com",
+                "caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": "authority"}],
+            },
+        },
+    });
+    let ground = Ground::with(&[service, policy.clone()]).await?;
+    let authority = |pem: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "shop", "name": "authority"},
+            "data": {"ca.crt": pem},
+        })
+    };
+    let key = rcgen::KeyPair::generate()?;
+    let mut params = rcgen::CertificateParams::default();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let pem = params.self_signed(&key)?.pem();
+    let refused = ["NoValidCACertificate", "InvalidCACertificateRef"];
+    let cluster = &ground.cluster;
+    accepted(cluster, &policy, (1, refused)).await?;
+    cluster.put(&authority(&pem)).await?;
+    accepted(cluster, &policy, (1, ["Accepted", "ResolvedRefs"])).await?;
+    let theirs = json!({
+        "controllerName": "example/other",
+        "ancestorRef": {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": "edge"},
+        "conditions": [{
+            "type": "Accepted", "status": "True", "reason": "Accepted", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }],
+    });
+    let mut said = cluster.get(&policy).await?["status"].clone();
+    said["ancestors"]
+        .as_array_mut()
+        .context("no list")?
+        .push(theirs.clone());
+    cluster
+        .merge_status(&policy, &json!({"status": said}))
+        .await?;
+    policy["spec"]["validation"]["hostname"] = "other.example.com".into();
+    cluster.put(&policy).await?;
+    accepted(cluster, &policy, (2, ["Accepted", "ResolvedRefs"])).await?;
+    cluster.put(&authority("")).await?;
+    accepted(cluster, &policy, (2, refused)).await?;
+    cluster.put(&authority(&pem)).await?;
+    accepted(cluster, &policy, (2, ["Accepted", "ResolvedRefs"])).await?;
+    cluster.delete(&authority("")).await?;
+    accepted(cluster, &policy, (2, refused)).await?;
+    let now = cluster.get(&policy).await?;
+    let all = now["status"]["ancestors"].as_array().context("no list")?;
+    ensure!(all.contains(&theirs), "what others say is gone: {now}");
+    Ok(())
+}
+
+/// Waits until that is what we say of a generation of a policy, by the reasons.
+async fn accepted(cluster: &Cluster, policy: &Value, expected: (i64, [&str; 2])) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let now = cluster.get(policy).await?;
+        let all = now["status"]["ancestors"].as_array().cloned();
+        let mut all = all.into_iter().flatten();
+        let own = all.find(|one| one["controllerName"] == "istio.io/mesh-controller");
+        let reason = |kind: &str| {
+            let said = own.as_ref()?["conditions"].as_array()?;
+            let said = said.iter().find(|one| one["type"] == kind)?;
+            let reason = said["reason"].as_str()?.to_owned();
+            (said["observedGeneration"] == expected.0).then_some(reason)
+        };
+        let reasons = [reason("Accepted"), reason("ResolvedRefs")];
+        if reasons.each_ref().map(Option::as_deref) == expected.1.map(Some) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "{expected:?} is not said: {now}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 /// A condition of somebody else.

@@ -184,6 +184,17 @@ async fn the_control_plane_does_all_of_its_work_with_the_rights_of_its_account()
             followed.iter().any(|kind| sample["kind"] == *kind)
         })
         .collect();
+    let tls = json!({
+        "apiVersion": "gateway.networking.k8s.io/v1", "kind": "BackendTLSPolicy",
+        "metadata": {"namespace": "shop", "name": "web"},
+        "spec": {
+            "targetRefs": [{"group": "", "kind": "Service", "name": "web"}],
+            "validation": {
+                "hostname": "web.example.com",
+                "caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": "more"}],
+            },
+        },
+    });
     let mut gateway = waypoints::gateway("waypoint");
     let more = json!({"group": "", "kind": "ConfigMap", "name": "more"});
     gateway["spec"]["infrastructure"] = json!({"parametersRef": more});
@@ -201,6 +212,7 @@ async fn the_control_plane_does_all_of_its_work_with_the_rights_of_its_account()
         service.clone(),
         entry.clone(),
         route.clone(),
+        tls.clone(),
     ];
     for object in shop.iter().chain(&traffic).chain([&ztunnel(), &istiod]) {
         cluster.put(object).await?;
@@ -237,6 +249,12 @@ async fn the_control_plane_does_all_of_its_work_with_the_rights_of_its_account()
     .await?;
     says(&ground, &route, |status| {
         status["parents"][0]["controllerName"] == "istio.io/mesh-controller"
+    })
+    .await?;
+    says(&ground, &tls, |status| {
+        status["ancestors"]
+            .to_string()
+            .contains("has no key ca.crt")
     })
     .await?;
     for object in &traffic {

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use prost::Message;
 use proto::{security, workload as wire};
 
+mod backend_tls;
 mod bind;
 mod bypass;
 mod entries;
@@ -47,6 +48,7 @@ impl Index {
             Subject::Rule(name) => self.derive_rule(name),
             Subject::Plugin(name) => self.derive_plugin(name),
             Subject::Telemetry(name) => self.derive_telemetry(name),
+            Subject::TlsPolicy(name) => self.derive_tls_policy(name),
             Subject::Authentication(name) => self.derive_authentication(name),
             Subject::ConnectionLogs(namespace) => self.derive_connection_logs(namespace),
             Subject::StaticStrict => Some(self.derive_static_strict()),

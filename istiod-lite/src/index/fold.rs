@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use cluster::{Event, Kind, Object, ObjectKey};
 
+mod backend_tls;
 mod entries;
 mod policies;
 mod routes;
@@ -95,6 +96,10 @@ impl Index {
                 Ok(config) => self.set_mesh_config(config),
                 Err(problem) => problems.push(problem),
             },
+            Object::ConfigMap(o) => {
+                let bundle = translate::backend_tls::certificates(o);
+                self.fold_bundle(&name, Some(bundle));
+            }
             Object::Gateway(o) => {
                 self.set_gateway(&name, Some(take(gateway::read(o), &mut problems)));
             }
@@ -141,6 +146,10 @@ impl Index {
             Object::TCPRoute(o) => {
                 self.take_route(&key, name, route::tcp(o), &mut problems);
             }
+            Object::BackendTLSPolicy(o) => {
+                let read = translate::backend_tls::read(o);
+                self.set_tls_policy(&name, Some(take(read, &mut problems)));
+            }
             Object::VirtualService(o) => {
                 self.set_virtual(&name, Some(o), &mut problems);
             }
@@ -174,6 +183,7 @@ impl Index {
             Kind::ConfigMap if self.is_mesh_config(&name) => {
                 self.set_mesh_config(mesh_config::MeshConfig::default())
             }
+            Kind::ConfigMap => self.fold_bundle(&name, None),
             Kind::Gateway => self.set_gateway(&name, None),
             Kind::GatewayClass => self.set_class(&name.name, None),
             Kind::AuthorizationPolicy => self.set_policy(&name, None),
@@ -183,6 +193,7 @@ impl Index {
             kind @ (Kind::HTTPRoute | Kind::GRPCRoute | Kind::TLSRoute | Kind::TCPRoute) => {
                 self.set_route(&RouteId { kind, name }, None);
             }
+            Kind::BackendTLSPolicy => self.set_tls_policy(&name, None),
             Kind::VirtualService => self.set_virtual(&name, None, &mut Vec::new()),
             Kind::DestinationRule => self.set_rule(&name, None),
             Kind::WasmPlugin => self.set_plugin(&name, None),

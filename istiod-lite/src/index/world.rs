@@ -31,6 +31,7 @@ use crate::{
     status,
     translate::{
         authentication::{Authentication, KeySource},
+        backend_tls::BackendTls,
         destination_rule::DestinationRule,
         policy::{Policy, TargetKey},
         route::{Host, ParentKey, Route, RouteId},
@@ -60,6 +61,11 @@ pub(super) struct World {
     pub(super) authentications_by_target: HashMap<TargetKey, BTreeSet<NamespacedName>>,
     /// The keys of token issuers as they were fetched, or why there are none.
     pub(super) key_sets: BTreeMap<KeySource, Result<String, String>>,
+    /// BackendTLSPolicies, by what they are for.
+    pub(super) tls_policies: BTreeMap<NamespacedName, BackendTls>,
+    pub(super) tls_policies_by_target: HashMap<ParentKey, BTreeSet<NamespacedName>>,
+    /// The certificates of authorities that ConfigMaps hold, or why there are none.
+    pub(super) bundles: BTreeMap<NamespacedName, Result<String, String>>,
     /// Telemetries, whatever they are for.
     pub(super) telemetries: BTreeMap<NamespacedName, Telemetry>,
     /// Routes by what they are for.
@@ -120,7 +126,7 @@ pub struct Standing {
     pub conditions: Vec<kinds::Condition>,
     /// The addresses that it carries, for its hosts.
     pub addresses: Vec<kinds::ServiceEntryAddress>,
-    /// What it carries of controllers, for each parent of a route.
+    /// What it carries of controllers, for each parent of a route, or ancestor of a policy.
     pub parents: Vec<serde_json::Value>,
     /// The version in which it carries them, where there may be others' among them.
     pub version: String,
@@ -141,7 +147,8 @@ impl Standing {
         let metadata = object.metadata();
         let version = metadata.resource_version.clone();
         let mut conditions = carried.conditions.iter();
-        let is_shared = object.kind().is_route() || !conditions.all(status::is_ours);
+        let is_shared =
+            object.kind().controllers_list().is_some() || !conditions.all(status::is_ours);
         let version = version.filter(|_| is_shared);
         Self {
             uid: object.uid().to_owned(),
@@ -168,6 +175,10 @@ impl Carried {
     pub(super) fn of(object: &Object) -> Option<Self> {
         let conditions = |status: Option<&kinds::PolicyStatus>| Self {
             conditions: status.map_or_else(Vec::new, |status| status.conditions.clone()),
+            ..Self::default()
+        };
+        let ancestors = |status: Option<&kinds::BackendTLSPolicyStatus>| Self {
+            parents: status.map_or_else(Vec::new, |status| status.ancestors.clone()),
             ..Self::default()
         };
         let parents = |status: Option<&kinds::RouteStatus>| Self {
@@ -201,6 +212,7 @@ impl Carried {
             Object::VirtualService(o) => conditions(o.status.as_ref()),
             Object::DestinationRule(o) => conditions(o.status.as_ref()),
             Object::WasmPlugin(o) => conditions(o.status.as_ref()),
+            Object::BackendTLSPolicy(o) => ancestors(o.status.as_ref()),
             Object::HTTPRoute(o) => parents(o.status.as_ref()),
             Object::GRPCRoute(o) => parents(o.status.as_ref()),
             Object::TLSRoute(o) => parents(o.status.as_ref()),

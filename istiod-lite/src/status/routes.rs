@@ -35,8 +35,13 @@ const OURS: [&str; 4] = [
     PARTIALLY_INVALID,
     RESOLVED_WAYPOINTS,
 ];
-/// Entries of a status, those of others among them.
+/// Entries of a route's status, those of others among them.
 pub const MAX_PARENTS: usize = 32;
+/// The same of a policy's.
+const MAX_ANCESTORS: usize = 16;
+/// The list of a policy's status, and how an entry of it names what it is about.
+const ANCESTORS: &str = "ancestors";
+const ANCESTOR_REF: &str = "ancestorRef";
 
 /// What is said of a route in view of one of its services.
 #[derive(Debug, Clone, PartialEq)]
@@ -76,6 +81,21 @@ pub fn conditions(
     conditions.extend(partially);
     conditions.push(waypoints(found));
     conditions
+}
+
+/// Whether something counts as it is written.
+pub fn accepted(verdict: Verdict, reason: &'static str, words: String) -> Condition {
+    say(ACCEPTED, verdict, reason, words)
+}
+
+/// All that is referred to is there.
+pub fn refs_resolved() -> Condition {
+    say(RESOLVED_REFS, Verdict::True, RESOLVED_REFS, "")
+}
+
+/// Some of it is not.
+pub fn refs_unresolved(reason: &'static str, words: String) -> Condition {
+    say(RESOLVED_REFS, Verdict::False, reason, words)
 }
 
 fn say(
@@ -172,13 +192,13 @@ fn own(route: &Route) -> (Condition, Option<Condition>) {
 
 fn refs(unresolved: &[(String, Unresolved)]) -> Condition {
     let Some((_, first)) = unresolved.first() else {
-        return say(RESOLVED_REFS, Verdict::True, RESOLVED_REFS, "");
+        return refs_resolved();
     };
     let words: Vec<String> = unresolved
         .iter()
         .map(|(field, why)| format!("{field}: {}", why.words))
         .collect();
-    say(RESOLVED_REFS, Verdict::False, first.reason, said(&words))
+    refs_unresolved(first.reason, said(&words))
 }
 
 /// As Istio has it, this never fails: its message tells.
@@ -217,8 +237,9 @@ pub struct Entries {
     pub others: Vec<Value>,
 }
 
-/// What is to be written, if anything is, in place of what a route carries.
+/// What is to be written, if anything is, in place of what a route or policy carries in this list.
 pub fn entries(
+    list: &str,
     wanted: &[ParentStatus],
     carried: &[Value],
     generation: Option<i64>,
@@ -229,9 +250,13 @@ pub fn entries(
     });
     let own: Vec<Option<Entry>> = own
         .into_iter()
-        .map(|entry| Entry::deserialize(entry).ok())
+        .map(|entry| Entry::deserialize(renamed(list, entry.clone())).ok())
         .collect();
-    let room = MAX_PARENTS.saturating_sub(others.len());
+    let most = match list {
+        ANCESTORS => MAX_ANCESTORS,
+        _ => MAX_PARENTS,
+    };
+    let room = most.saturating_sub(others.len());
     let (told, untold) = wanted.split_at(wanted.len().min(room));
     let mut wanted = told.to_vec();
     if let (Some(last), [_, ..]) = (wanted.last_mut(), untold) {
@@ -251,12 +276,25 @@ pub fn entries(
     let entry = |wanted: &ParentStatus| {
         let nothing = Entry::default();
         let before = known(&wanted.reference).unwrap_or(&nothing);
-        json!(before.saying(wanted, generation, now))
+        renamed(list, json!(before.saying(wanted, generation, now)))
     };
     Some(Entries {
         own: wanted.iter().map(entry).collect(),
         others: others.into_iter().cloned().collect(),
     })
+}
+
+/// An entry of a policy's list with the names that one of a route's has, or the other way round; one of a route's as it is.
+fn renamed(list: &str, mut entry: Value) -> Value {
+    const PARENT_REF: &str = "parentRef";
+    if list == ANCESTORS
+        && let Some(fields) = entry.as_object_mut()
+    {
+        let (ancestor, parent) = (fields.remove(ANCESTOR_REF), fields.remove(PARENT_REF));
+        fields.extend(ancestor.map(|reference| (PARENT_REF.to_owned(), reference)));
+        fields.extend(parent.map(|reference| (ANCESTOR_REF.to_owned(), reference)));
+    }
+    entry
 }
 
 impl ParentStatus {
@@ -335,8 +373,14 @@ mod tests {
 
     #[test]
     fn what_others_say_is_kept_as_it_is() {
-        let written =
-            entries(&[wanted(Verdict::True)], &[foreign()], Some(3), now()).expect("news");
+        let written = entries(
+            "parents",
+            &[wanted(Verdict::True)],
+            &[foreign()],
+            Some(3),
+            now(),
+        )
+        .expect("news");
         assert_eq!(written.others, [foreign()]);
         let [own] = &written.own[..] else {
             panic!("{written:?}")
@@ -349,10 +393,16 @@ mod tests {
         assert_eq!(own["conditions"][0]["observedGeneration"], 3);
         let carried = [foreign(), own.clone()];
         assert_eq!(
-            entries(&[wanted(Verdict::True)], &carried, Some(3), now()),
+            entries(
+                "parents",
+                &[wanted(Verdict::True)],
+                &carried,
+                Some(3),
+                now()
+            ),
             None
         );
-        let gone = entries(&[], &carried, Some(3), now()).expect("news");
+        let gone = entries("parents", &[], &carried, Some(3), now()).expect("news");
         assert_eq!((gone.own.len(), gone.others), (0, vec![foreign()]));
     }
 
@@ -366,7 +416,7 @@ mod tests {
             ..wanted(Verdict::True)
         };
         let all: Vec<_> = (0..MAX_PARENTS + 2).map(of).collect();
-        let written = entries(&all, &[foreign()], Some(1), now()).expect("news");
+        let written = entries("parents", &all, &[foreign()], Some(1), now()).expect("news");
         assert_eq!(written.own.len(), MAX_PARENTS - 1);
         let message = |entry: &Value| entry["conditions"][0]["message"].clone();
         assert_eq!(
@@ -375,21 +425,40 @@ mod tests {
         );
         assert_eq!(message(&written.own[0]), "");
         let carried: Vec<_> = written.own.iter().chain(&written.others).cloned().collect();
-        assert_eq!(entries(&all, &carried, Some(1), now()), None, "it stays so");
+        assert_eq!(
+            entries("parents", &all, &carried, Some(1), now()),
+            None,
+            "it stays so"
+        );
     }
 
     #[test]
     fn a_new_generation_is_told_and_a_time_changes_with_the_answer_alone() {
-        let first = entries(&[wanted(Verdict::True)], &[], Some(1), now()).expect("news");
+        let first =
+            entries("parents", &[wanted(Verdict::True)], &[], Some(1), now()).expect("news");
         let later = Timestamp::from_second(1_700_000_100).expect("a time");
-        let bumped = entries(&[wanted(Verdict::True)], &first.own, Some(2), later).expect("news");
+        let bumped = entries(
+            "parents",
+            &[wanted(Verdict::True)],
+            &first.own,
+            Some(2),
+            later,
+        )
+        .expect("news");
         let of = |entries: &Entries, field: &str| entries.own[0]["conditions"][0][field].clone();
         assert_eq!(of(&bumped, "observedGeneration"), 2);
         assert_eq!(
             of(&bumped, "lastTransitionTime"),
             of(&first, "lastTransitionTime")
         );
-        let turned = entries(&[wanted(Verdict::False)], &first.own, Some(1), later).expect("news");
+        let turned = entries(
+            "parents",
+            &[wanted(Verdict::False)],
+            &first.own,
+            Some(1),
+            later,
+        )
+        .expect("news");
         assert_ne!(
             of(&turned, "lastTransitionTime"),
             of(&first, "lastTransitionTime")
@@ -398,7 +467,8 @@ mod tests {
 
     #[test]
     fn a_condition_that_somebody_added_to_our_entry_stays() {
-        let mut first = entries(&[wanted(Verdict::True)], &[], Some(1), now()).expect("news");
+        let mut first =
+            entries("parents", &[wanted(Verdict::True)], &[], Some(1), now()).expect("news");
         let added = json!({"type": "example.com/Checked", "status": "True", "reason": "Yes", "message": "",
                            "lastTransitionTime": "2024-01-01T00:00:00Z"});
         first.own[0]["conditions"]
@@ -406,10 +476,23 @@ mod tests {
             .expect("a list")
             .push(added);
         assert_eq!(
-            entries(&[wanted(Verdict::True)], &first.own, Some(1), now()),
+            entries(
+                "parents",
+                &[wanted(Verdict::True)],
+                &first.own,
+                Some(1),
+                now()
+            ),
             None
         );
-        let turned = entries(&[wanted(Verdict::False)], &first.own, Some(1), now()).expect("news");
+        let turned = entries(
+            "parents",
+            &[wanted(Verdict::False)],
+            &first.own,
+            Some(1),
+            now(),
+        )
+        .expect("news");
         assert_eq!(
             turned.own[0]["conditions"][1]["type"],
             "example.com/Checked"

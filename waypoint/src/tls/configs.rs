@@ -20,7 +20,7 @@ use rustls::{ClientConfig, RootCertStore};
 use zeroize::{Zeroize as _, Zeroizing};
 
 use super::verifier::NamedVerifier;
-use super::{Shown, Tls};
+use super::{Authorities, Shown, Tls};
 
 /// How long what was read counts, and that it can't be used.
 const KEPT: Duration = Duration::from_secs(30);
@@ -111,7 +111,10 @@ impl Configs {
 
 impl Contents {
     fn read(tls: &Tls) -> Result<Self, String> {
-        let authorities = tls.authorities.as_deref().map(read_file);
+        let authorities = match &tls.authorities {
+            Authorities::File(path) => Some(read_file(path)),
+            Authorities::System | Authorities::Given(_) => None,
+        };
         let shown = tls.shown.as_ref().map(|shown| {
             let key = read_file(&shown.key).map(Zeroizing::new)?;
             Ok::<_, String>((read_file(&shown.chain)?, key))
@@ -165,7 +168,10 @@ fn read_file(path: &str) -> Result<Vec<u8>, String> {
 fn build(tls: &Tls, contents: &Contents) -> Result<ClientConfig, String> {
     let provider = Arc::new(cryptography::default_provider());
     let roots = match (&tls.authorities, &contents.authorities) {
-        (Some(path), Some(pem)) => Arc::new(authorities(path, pem)?),
+        (Authorities::File(path), Some(pem)) => authorities(&format!("file {path}"), pem)?.into(),
+        (Authorities::Given(pem), _) => {
+            authorities("the given authorities", pem.as_bytes())?.into()
+        }
         _ => Arc::clone(&SYSTEM),
     };
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -189,29 +195,29 @@ fn build(tls: &Tls, contents: &Contents) -> Result<ClientConfig, String> {
     })
 }
 
-fn authorities(path: &str, pem: &[u8]) -> Result<RootCertStore, String> {
+fn authorities(place: &str, pem: &[u8]) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(path, pem)? {
+    for certificate in certificates(place, pem)? {
         let added = roots.add(certificate);
-        added.map_err(|error| format!("file {path}: {error}"))?;
+        added.map_err(|error| format!("{place}: {error}"))?;
     }
     Ok(roots)
 }
 
 /// At least one.
-fn certificates(path: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+fn certificates(place: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     // The parser's own words may show what it stumbled over.
     let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let read = read.map_err(|_| format!("file {path}: it is no PEM"))?;
+    let read = read.map_err(|_| format!("{place}: it is no PEM"))?;
     match read.is_empty() {
-        true => Err(format!("file {path}: it holds no certificate")),
+        true => Err(format!("{place}: it holds no certificate")),
         false => Ok(read),
     }
 }
 
 fn certified(files: &Shown, chain: &[u8], key: &[u8]) -> Result<CertifiedKey, String> {
     let path = &files.key;
-    let certificates = certificates(&files.chain, chain)?;
+    let certificates = certificates(&format!("file {}", files.chain), chain)?;
     let key = PrivateKeyDer::from_pem_slice(key);
     let mut key = key.map_err(|_| format!("file {path}: it holds no private key in PEM"))?;
     let signing = cryptography::sign::any_supported_type(&key);

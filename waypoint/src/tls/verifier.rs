@@ -63,6 +63,7 @@ impl ServerCertVerifier for NamedVerifier {
         let is_its = |name: &Name| match name {
             Name::Dns(name) => verify_server_name(&parsed, name).is_ok(),
             Name::Id(name) => id.as_ref() == Some(name),
+            Name::Uri(name) => identity::tls::is_named_by_uri(end_entity, name),
         };
         match self.names.iter().any(is_its) {
             true => Ok(ServerCertVerified::assertion()),

@@ -188,12 +188,17 @@ async fn a_server_outside_is_asked_by_name_and_believed_by_its_certificate() {
     }
     // By another name than it is asked by, or by an identity.
     let identity = "spiffe://cluster.local/ns/far/sa/web";
-    let uri = SanType::URI(identity.try_into().unwrap());
-    let server = web(outside.acceptor(&[uri, dns("other.example.com")], false)).await;
+    let uri = |uri: &str| SanType::URI(uri.try_into().unwrap());
+    let address = "https://web.example.com/first";
+    let names = [uri(identity), uri(address), dns("other.example.com")];
+    let server = web(outside.acceptor(&names, false)).await;
     let to = world.service("named", &[server]);
-    for name in ["other.example.com", identity] {
+    for name in ["other.example.com", identity, address] {
+        // Whom to trust stands in the rule itself.
         let tls = Tls {
             subject_alt_names: vec!["none.example.com".into(), name.into()],
+            authorities: String::new(),
+            given_authorities: outside.root.clone(),
             ..outside.tls()
         };
         world.serve_by("named", Protocol::Http1, vec![], policy(tls));
@@ -216,6 +221,17 @@ async fn who_does_not_prove_who_it_is_gets_no_request() {
         outside.tls(),
         named("none.example.com"),
         named("spiffe://cluster.local/ns/far/sa/web"),
+        named("https://web.example.com/first"),
+        Tls {
+            server_name: "other.example.com".into(),
+            given_authorities: stranger.root.clone(),
+            ..Tls::default()
+        },
+        Tls {
+            server_name: "other.example.com".into(),
+            given_authorities: "no PEM".into(),
+            ..Tls::default()
+        },
         Tls {
             server_name: "other.example.com".into(),
             ..stranger.tls()
@@ -249,7 +265,7 @@ async fn who_does_not_prove_who_it_is_gets_no_request() {
             "destination_service=\"far.shop.svc.cluster.local\"",
             "response_code=\"503\"",
             "response_flags=\"UF\"",
-            "} 7",
+            "} 10",
         ])
         .await;
 }

@@ -376,6 +376,7 @@ mod tests {
                 &Kind::GRPCRoute,
                 &Kind::TLSRoute,
                 &Kind::TCPRoute,
+                &Kind::BackendTLSPolicy,
                 &Kind::PeerAuthentication,
                 &Kind::AuthorizationPolicy,
                 &Kind::DestinationRule,

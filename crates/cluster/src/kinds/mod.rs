@@ -5,6 +5,7 @@
 //! misspelt field would change what a policy means, unknown fields are kept too. What to make of them is decided
 //! where the objects are used, never here.
 
+mod backend_tls;
 mod described;
 pub mod destination_rule;
 pub mod extension;
@@ -22,6 +23,10 @@ mod definitions;
 pub use destination_rule::DestinationRule;
 pub use extension::{JwtRule, RequestAuthentication, Telemetry, WasmPlugin};
 
+pub use backend_tls::{
+    BackendTLSPolicy, BackendTLSPolicySpec, BackendTLSPolicyStatus, BackendTLSValidation,
+    LocalReference, PolicyTarget, SubjectAltName, SubjectAltNameType,
+};
 pub use gateway::{
     AllowedRoutes, Gateway, GatewayAddress, GatewayClass, GatewayClassSpec, GatewayInfrastructure,
     GatewaySpec, GatewayStatus, Listener, ListenerTls, ParametersReference, RouteNamespaces,

@@ -28,8 +28,8 @@ fn complete(metadata: &mut ObjectMeta, key: &ObjectKey) {
         metadata.uid = Some(derived_uid(key));
     }
     metadata.managed_fields = None;
-    // Of routes it says upon which list of their parents' states something was said.
-    if !key.kind.is_route() {
+    // It says upon which list something was said, where others may say something in it.
+    if !key.kind.is_judged() {
         metadata.resource_version = None;
     }
     if let Some(annotations) = &mut metadata.annotations {

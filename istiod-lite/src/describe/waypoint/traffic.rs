@@ -96,11 +96,14 @@ fn tls(tls: &wire::Tls) -> String {
     if !tls.subject_alt_names.is_empty() {
         text += &format!(" as {:?}", tls.subject_alt_names);
     }
-    text += match tls.authorities.as_str() {
-        "" => " by the system's authorities",
-        _ => " by ",
+    text += &match (tls.given_authorities.as_str(), tls.authorities.as_str()) {
+        ("", "") => " by the system's authorities".to_owned(),
+        ("", file) => format!(" by {file}"),
+        (given, _) => {
+            let count = given.matches("-----BEGIN CERTIFICATE-----").count();
+            format!(" by {count} given authorities")
+        }
     };
-    text += &tls.authorities;
     if let Some(shown) = &tls.certificate {
         text += &format!(" showing {}", shown.chain);
         if !shown.namespace.is_empty() {

@@ -86,7 +86,7 @@ impl Index {
         })
     }
 
-    /// How a port of a host is spoken to.
+    /// How a port of a host is spoken to; the last of the namespaces is the one that has the host.
     ///
     /// # Errors
     /// Why nothing may be sent there.
@@ -96,8 +96,14 @@ impl Index {
         namespaces: &[&str],
         port: u16,
     ) -> Result<Option<Box<wire::TrafficPolicy>>, Unresolved> {
+        let owner = namespaces.last().copied().unwrap_or_default();
+        let tls = self.tls_for(host, owner, port)?;
         let Some(rule) = self.rule_for(host, namespaces) else {
-            return Ok(None);
+            let begun = tls.map(|tls| wire::TrafficPolicy {
+                tls: Some(tls),
+                ..wire::TrafficPolicy::default()
+            });
+            return Ok(begun.map(Box::new));
         };
         if !rule.closed.is_empty() {
             let words = format!(
@@ -106,7 +112,10 @@ impl Index {
             );
             return Err(Unresolved::new(Unresolved::PROTOCOL, words));
         }
-        let policy = rule.policy(port);
+        let mut policy = rule.policy(port);
+        if let Some(tls) = tls {
+            policy.get_or_insert_default().tls = Some(tls);
+        }
         policy.map(|policy| named(policy, host)).transpose()
     }
 
@@ -128,6 +137,7 @@ impl Index {
             return Err(Unresolved::new(Unresolved::SUBSET, words));
         };
         let policy = wire::TrafficPolicy {
+            tls: self.tls_for(host, namespace, port)?.or(policy.tls),
             members: Some(wire::Members {
                 name: subset.to_owned(),
                 workloads: self.members(host, namespace, labels),

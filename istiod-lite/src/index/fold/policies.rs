@@ -281,11 +281,11 @@ impl Index {
 }
 
 /// Notes under what an object is found, in place of what it was found under before.
-fn relink(
-    by_target: &mut HashMap<TargetKey, BTreeSet<NamespacedName>>,
+pub(super) fn relink<K: Clone + Ord + std::hash::Hash>(
+    by_target: &mut HashMap<K, BTreeSet<NamespacedName>>,
     name: &NamespacedName,
-    before: &BTreeSet<TargetKey>,
-    now: &BTreeSet<TargetKey>,
+    before: &BTreeSet<K>,
+    now: &BTreeSet<K>,
 ) {
     for key in before.difference(now) {
         if let Some(names) = by_target.get_mut(key) {

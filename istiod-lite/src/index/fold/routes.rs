@@ -97,6 +97,7 @@ impl Index {
             ParentKey::Service(name) => TargetKey::Service(name.clone()),
             ParentKey::Entry(name) => TargetKey::Entry(name.clone()),
         });
+        self.mark_tls_policies_for(parent);
         self.dirty.extend(of(&self.world.routes_by_parent, parent));
     }
 
@@ -143,7 +144,7 @@ impl Index {
 }
 
 impl Subject {
-    fn of_parent(parent: &ParentKey) -> Self {
+    pub(super) fn of_parent(parent: &ParentKey) -> Self {
         match parent {
             ParentKey::Service(name) => Self::Service(name.clone()),
             ParentKey::Entry(name) => Self::Entry(name.clone()),

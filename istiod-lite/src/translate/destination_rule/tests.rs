@@ -180,7 +180,7 @@ fn tls_with_servers_outside_is_told_with_files_of_the_waypoints() {
             server_name: "b.example.com".into(),
             subject_alt_names: vec!["c.example.com".into(), "spiffe://td/ns/a/sa/b".into()],
             authorities: "/etc/ca.pem".into(),
-            certificate: None,
+            ..wire::Tls::default()
         },
     );
     let shown = |chain: &str, key: &str| wire::ClientCertificate {

@@ -88,6 +88,7 @@ pub(super) fn read(
             key,
             namespace: namespace.to_owned(),
         }),
+        given_authorities: String::new(),
     })
 }
 

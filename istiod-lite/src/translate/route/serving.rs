@@ -156,7 +156,7 @@ pub fn service(served: Served<'_>, resolver: &impl Resolver) -> wire::Service {
             Ok(policy) => message.traffic_policy = policy,
             Err(why) => {
                 let closed = Closed {
-                    kind: "DestinationRule",
+                    kind: "TrafficPolicy",
                     name: NamespacedName::new(served.namespace, served.hostname),
                     why: why.words,
                     ports: Vec::new(),
