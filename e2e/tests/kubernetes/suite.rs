@@ -2,6 +2,7 @@
 //! The suite for clusters of others (`e2e/kind`), on the lab with an API server: the same script and manifests, kubectl at
 //! the real server; only the way into pods is the lab's, which has no kubelet.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
@@ -13,6 +14,9 @@ use serde_json::json;
 use super::lab::SHARED;
 
 const SUITE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/kind/suite");
+const IN_POD: &str = r#"#!/bin/sh
+"$@" || { status=$?; echo "command terminated with exit code $status" >&2; exit $status; }
+"#;
 const MANIFESTS: &str = include_str!("../../kind/manifests.yaml");
 
 #[test]
@@ -26,9 +30,13 @@ fn the_suite_for_any_cluster_holds_on_the_lab() -> Result<()> {
         Kubectl.path()?.display(),
         lab.state().kubeconfig().display(),
     );
+    // As `kubectl exec` does, which has a last word on each status.
+    let way = kubernetes.join("in-pod");
+    std::fs::write(&way, IN_POD)?;
+    std::fs::set_permissions(&way, std::fs::Permissions::from_mode(0o700))?;
     let output = Command::new(SUITE)
         .env("KUBECTL", kubectl)
-        .env("IN_POD", e2e)
+        .env("IN_POD", format!("{} {e2e}", way.display()))
         .env("PATIENCE", "60")
         .stdin(Stdio::null())
         .output()
