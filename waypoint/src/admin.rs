@@ -155,21 +155,29 @@ fn config_dump(shown: &Shown) -> AdminResponse {
     });
     let certificates = certificates.collect();
     let (upstream_tunnels, upstream_streams) = waypoint.tunnels_and_streams();
-    let known = waypoint.state.read();
-    let served = known.served.iter();
-    let problems = known.served.values().flat_map(|service| {
+    // Changes wait while this is held, and requests behind them: no longer than it takes.
+    let (served, settings) = {
+        let known = waypoint.state.read();
+        let served = known.served.iter();
+        let served = served.map(|(name, served)| (name.to_string(), Arc::clone(served)));
+        (served.collect::<Vec<_>>(), known.settings.clone())
+    };
+    let problems = served.iter().flat_map(|(_, service)| {
         let problems = service.problems();
         problems.map(|(rule, problem)| format!("{rule}: {problem}"))
     });
-    let settings = known.settings.iter().flat_map(|held| &held.tokens);
-    let tokens = known.served.values().flat_map(|service| service.tokens());
-    let keys = settings.chain(tokens).flat_map(TokenRule::problems);
+    let own = settings.iter().flat_map(|held| &held.tokens);
+    let tokens = served.iter().flat_map(|(_, service)| service.tokens());
+    let keys = own.chain(tokens).flat_map(TokenRule::problems);
     let problems = problems.chain(keys).collect();
+    let served = served.into_iter();
+    let served = served
+        .map(|(name, served)| (name, ports(&served)))
+        .collect();
+    let known = waypoint.state.read();
     json(&Dump {
         mesh: mesh::dump::Dump::of(&known.mesh),
-        served: served
-            .map(|(name, served)| (name.to_string(), ports(served)))
-            .collect(),
+        served,
         problems,
         config: &shown.config,
         certificates,

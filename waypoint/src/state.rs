@@ -43,6 +43,14 @@ impl State {
         }
     }
 
+    #[cfg(test)]
+    pub fn knowing(known: Known) -> Self {
+        Self {
+            known: RwLock::new(known),
+            ..Self::new()
+        }
+    }
+
     pub fn read(&self) -> RwLockReadGuard<'_, Known> {
         self.known.read()
     }

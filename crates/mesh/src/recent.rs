@@ -6,7 +6,9 @@
 //! kind that is not there. Where a set is full, the kind that was not seen for the longest gives way, and how many accesses
 //! were forgotten with it is told.
 
-use std::hash::{BuildHasher as _, Hash, RandomState};
+use std::hash::{BuildHasher as _, Hash};
+
+use foldhash::quality::RandomState;
 
 /// How far back it goes, in minutes.
 pub const MINUTES: u64 = 10;
@@ -45,7 +47,8 @@ impl<K> Recent<K> {
     pub fn new() -> Self {
         Self {
             sets: (0..SETS).map(|_| Vec::new()).collect(),
-            hasher: RandomState::new(),
+            // Seeded anew in each process; whoever finds collisions all the same only crowds a set of bounded size.
+            hasher: RandomState::default(),
             forgotten: Counts::default(),
         }
     }

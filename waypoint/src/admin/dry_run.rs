@@ -42,7 +42,7 @@ pub(super) fn page(waypoint: &Waypoint, request: &AdminRequest) -> AdminResponse
     };
     json(&Answer {
         minutes: mesh::recent::MINUTES,
-        policies: try_out(&waypoint.memory, &waypoint.state.read(), &candidates),
+        policies: try_out(&waypoint.memory, &waypoint.state, &candidates),
     })
 }
 

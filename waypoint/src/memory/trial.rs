@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::{Kind, Memory, What, minute};
 use crate::authz::{Access, Action, Doubt, Policy, Request, ServerName, Verdict, verdict};
-use crate::state::Known;
+use crate::state::State;
 
 /// Kinds of accesses that are told of each policy, those of which there were most.
 const TOLD: usize = 100;
@@ -92,11 +92,22 @@ pub struct Trial {
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Trials(BTreeMap<String, Trial>);
 
-/// Tries policies out.
-pub fn try_out(memory: &Memory, known: &Known, candidates: &Candidates) -> Trials {
+/// Tries policies out, by what is known when it begins: to judge takes a while, and no change is to wait for it.
+pub fn try_out(memory: &Memory, state: &State, candidates: &Candidates) -> Trials {
     let mut trials = Trials::default();
-    for (service, of) in memory.each() {
-        let (Some(settings), Some(served)) = (&known.settings, known.served.get(&service)) else {
+    let each = memory.each();
+    let (settings, served) = {
+        let known = state.read();
+        let served = each
+            .iter()
+            .map(|(service, _)| known.served.get(service).cloned());
+        (known.settings.clone(), served.collect::<Vec<_>>())
+    };
+    let Some(settings) = settings else {
+        return trials;
+    };
+    for ((service, of), served) in each.into_iter().zip(served) {
+        let Some(served) = served else {
             continue;
         };
         let policies = || settings.policies.iter().chain(served.policies());

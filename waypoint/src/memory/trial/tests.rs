@@ -8,6 +8,7 @@ use wire::pattern::Kind as Text;
 use super::*;
 use crate::route::Service;
 use crate::settings::Settings;
+use crate::state::Known;
 
 fn service() -> NamespacedHostname {
     NamespacedHostname::new("shop", "app.shop.svc")
@@ -45,18 +46,18 @@ fn policy(name: &str, action: wire::PolicyAction, conditions: &[wire::Condition]
     }
 }
 
-fn known(policies: Vec<wire::Policy>) -> Known {
+fn known(policies: Vec<wire::Policy>) -> State {
     let served = Service::compile(&wire::Service {
         namespace: "shop".into(),
         hostname: "app.shop.svc".into(),
         policies,
         ..wire::Service::default()
     });
-    Known {
+    State::knowing(Known {
         served: [(service(), Arc::new(served.unwrap()))].into(),
         settings: Some(Arc::new(Settings::default())),
         ..Known::default()
-    }
+    })
 }
 
 /// Two requests for `/a`, one for `/b`, and a connection for bytes.
