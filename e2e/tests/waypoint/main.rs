@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test's helpers may end the test")]
 
 mod callers;
+mod edges;
 mod ground;
 mod http;
 mod policies;

@@ -125,7 +125,7 @@ impl Index {
             (Reach::All, None) => Some(status::waypoint_accepted(
                 Verdict::True,
                 "Accepted",
-                "what its scope's waypoints serve is told of by it".to_owned(),
+                "what its scope's waypoints serve is told of by it, and what connects to or from its scope's pods".to_owned(),
             )),
         };
         Some(Derived {
