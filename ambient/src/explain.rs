@@ -3,10 +3,86 @@
 
 use std::fmt::Write as _;
 
+use clap::Args;
 use serde_json::Value;
 
 use crate::admin;
 use crate::ps::{items, text};
+
+/// A request that a waypoint is asked about.
+#[derive(Debug, Args)]
+pub(crate) struct Request {
+    /// Of a request by way of the waypoint at --waypoint: its method
+    #[arg(long, requires = "waypoint", default_value = "GET")]
+    method: String,
+    /// Its path, with the query
+    #[arg(long, requires = "waypoint", default_value = "/")]
+    path: String,
+    /// A header of it, "name: value"; may be given again
+    #[arg(long, requires = "waypoint", value_name = "NAME: VALUE")]
+    header: Vec<String>,
+}
+
+impl Request {
+    /// What its waypoint's admin port is asked, if the way of a connection leads by one on behalf of a service. A client
+    /// that names no other host names the destination as it was asked for.
+    pub(crate) fn question(&self, answer: &Value, destination: &str) -> Option<String> {
+        let hops = items(answer, "hops");
+        let hop = hops.iter().find(|hop| hop["to"] == "waypoint")?;
+        let service = answer.get("service").map(text)?;
+        let address = text(&answer["destination"]);
+        let port = address.rsplit_once(':')?.1.to_owned();
+        let mut path = format!(
+            "/debug/explain?service={}&port={port}&source={}&method={}&path={}",
+            encoded(&service),
+            encoded(&text(&hop["clientIdentity"])),
+            encoded(&self.method),
+            encoded(&self.path),
+        );
+        let is_host = |header: &String| {
+            let name = header.split(':').next().unwrap_or_default();
+            name.trim().eq_ignore_ascii_case("host")
+        };
+        let host = format!("host: {destination}");
+        let host = (!self.header.iter().any(is_host)).then_some(&host);
+        for header in host.into_iter().chain(&self.header) {
+            let _written = write!(path, "&header={}", encoded(header));
+        }
+        Some(path)
+    }
+
+    /// What the waypoint says, below the way there.
+    pub(crate) fn table(&self, waypoint: &str, told: &Value) -> String {
+        let mut lines = String::new();
+        let mut line = |name: &str, says: String| {
+            let _written = writeln!(lines, "{name:<12} {says}");
+        };
+        line(
+            "request",
+            format!("{} {} at {waypoint}", self.method, self.path),
+        );
+        for asks in items(told, "asks") {
+            line("  asks", text(asks));
+        }
+        for (name, key) in [
+            ("  route", "route"),
+            ("  leads to", "leadsTo"),
+            ("  dry run", "dryRun"),
+        ] {
+            if let Some(says) = told.get(key) {
+                line(name, text(says));
+            }
+        }
+        for note in items(told, "notes") {
+            line("  note", text(note));
+        }
+        line(
+            "  verdict",
+            format!("{}: {}", word(told), text(&told["why"])),
+        );
+        lines
+    }
+}
 
 /// Which answer counts where several ztunnels were asked: that of the client's own node, which takes the way.
 pub(crate) fn best(
@@ -178,6 +254,37 @@ mod tests {
             }],
             "allowed": false, "why": "denied by policy shop/no rule[0]",
         })
+    }
+
+    #[test]
+    fn a_waypoint_on_the_way_is_asked_about_the_request() {
+        let request = Request {
+            method: "POST".to_owned(),
+            path: "/a?b=c d".to_owned(),
+            header: vec!["x-canary: yes".to_owned()],
+        };
+        let mut answer = answer(true);
+        assert_eq!(request.question(&answer, "db"), None);
+        answer["hops"][0]["to"] = "waypoint".into();
+        assert_eq!(
+            request.question(&answer, "db.shop:5432").as_deref(),
+            Some(
+                "/debug/explain?service=shop/db.shop.svc.cluster.local&port=5432&source=spiffe://c/ns/shop/sa/web\
+                 &method=POST&path=/a%3Fb%3Dc%20d&header=host:%20db.shop:5432&header=x-canary:%20yes"
+            )
+        );
+        let told = json!({
+            "allowed": false, "why": "denied by policy shop/no rule 0", "asks": ["opa by policy shop/ask rule 1"],
+            "notes": ["no ip was given"],
+        });
+        assert_eq!(
+            request.table("127.0.0.1:15000", &told),
+            "request      POST /a?b=c d at 127.0.0.1:15000
+  asks       opa by policy shop/ask rule 1
+  note       no ip was given
+  verdict    NOT ALLOWED: denied by policy shop/no rule 0
+"
+        );
     }
 
     #[test]

@@ -55,7 +55,7 @@ enum Command {
     },
     /// Says what would become of a connection, or of the last minutes' traffic under a policy
     #[command(
-        after_help = "Examples:\n  ambient explain shop/web-7c5 cart.shop:80\n  ambient explain 10.0.0.7 10.96.0.2:80 --ztunnel 10.0.0.1:15000 --output json\n  ambient explain --policy deny.yaml\n\nThe client's own node answers best. The exit status is 1 if the connection would not be allowed."
+        after_help = "Examples:\n  ambient explain shop/web-7c5 cart.shop:80\n  ambient explain 10.0.0.7 10.96.0.2:80 --ztunnel 10.0.0.1:15000 --output json\n  ambient explain shop/web-7c5 cart.shop:80 --waypoint 127.0.0.1:15000 --method POST --path /items --header 'x-user: a'\n  ambient explain --policy deny.yaml\n\nThe client's own node answers best. The exit status is 1 if the connection would not be allowed."
     )]
     Explain {
         /// NAMESPACE/POD, or an address
@@ -66,6 +66,8 @@ enum Command {
         destination: Option<String>,
         #[command(flatten)]
         tried: trial::Tried,
+        #[command(flatten)]
+        request: explain::Request,
         #[command(flatten)]
         asked: Asked,
     },
@@ -125,6 +127,7 @@ fn main() -> ExitCode {
             source,
             destination,
             tried,
+            request,
             asked,
         } => match &tried.policy {
             Some(policy) => trial::run(policy, &tried, &asked.ztunnels).map(|told| {
@@ -138,6 +141,7 @@ fn main() -> ExitCode {
                 let ends = (source.as_deref(), destination.as_deref());
                 explained(
                     (ends.0.unwrap_or_default(), ends.1.unwrap_or_default()),
+                    (&request, &tried.waypoint),
                     &asked,
                 )
             }
@@ -181,15 +185,38 @@ fn list(what: What, namespace: Option<&str>, asked: &Asked) -> waypoint::Said {
     Ok((text, code))
 }
 
-fn explained((source, destination): (&str, &str), asked: &Asked) -> waypoint::Said {
+fn explained(
+    (source, destination): (&str, &str),
+    (request, waypoints): (&explain::Request, &[String]),
+    asked: &Asked,
+) -> waypoint::Said {
     let path = explain::path(source, destination);
     let answers = asked.ztunnels.ask(Question::Get(&path))?;
-    let answer = explain::best(answers.into_iter().map(|one| one.said))?;
+    let mut answer = explain::best(answers.into_iter().map(|one| one.said))?;
+    let mut text = explain::table(&answer);
+    let mut is_allowed = explain::allowed(&answer);
+    let question = request.question(&answer, destination);
+    let mut requests = Vec::new();
+    for waypoint in waypoints {
+        let Some(question) = &question else {
+            text += &format!("note         no waypoint is on the way: {waypoint} was not asked\n");
+            continue;
+        };
+        let told = admin::ask(waypoint, Question::Get(question))?;
+        text += &request.table(waypoint, &told);
+        is_allowed &= explain::allowed(&told);
+        requests.push(told);
+    }
+    if !requests.is_empty() {
+        answer["requests"] = requests.into();
+    } else if question.is_some() && waypoints.is_empty() {
+        text += "note         the waypoint decides on each request: --waypoint HOST:PORT asks it about one\n";
+    }
     let text = match asked.output {
-        Output::Table => explain::table(&answer),
+        Output::Table => text,
         Output::Json => json(&answer),
     };
-    Ok(match explain::allowed(&answer) {
+    Ok(match is_allowed {
         true => (text, ExitCode::SUCCESS),
         false => (text, ExitCode::FAILURE),
     })

@@ -25,9 +25,9 @@ pub(crate) struct Tried {
     /// Admin address of istiod-lite, instead of a cluster's, which says whom a policy concerns
     #[arg(long, value_name = "HOST:PORT", requires = "policy")]
     istiod: Option<String>,
-    /// Admin address of a waypoint, for policies with targetRefs; may be given again
-    #[arg(long, value_name = "HOST:PORT", requires = "policy")]
-    waypoint: Vec<String>,
+    /// Admin address of a waypoint, for policies with targetRefs, or for what becomes of requests; may be given again
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) waypoint: Vec<String>,
 }
 
 /// Asks all of them.

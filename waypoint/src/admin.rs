@@ -3,6 +3,7 @@
 //! loopback only).
 
 mod dry_run;
+mod explain;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,6 +28,8 @@ const INDEX: &str = "<!DOCTYPE html><title>waypoint</title><ul>\
 <li><a href=\"/debug/rules\">debug/rules</a>: what the rules of routes and policies did\
 <li><a href=\"/debug/requests?seconds=10\">debug/requests</a>: requests as they end, one line each; \
 ?method=, path= (its beginning), status= (404, 5xx), source=, service=, slower_than_ms=, limit=, seconds=\
+<li><a href=\"/debug/explain?service=NAMESPACE/HOST&port=PORT&source=SPIFFE&method=GET&path=/\">debug/explain</a>: what \
+would become of a request\
 <li><a href=\"/debug/dry-run\">debug/dry-run</a>: what policies in dry run would have done in the last minutes; \
 POST tries out another one\
 <li><a href=\"/debug/drain\">debug/drain</a>: what is still open\
@@ -59,7 +62,7 @@ pub fn routes(shown: Shown, logs: Logs, shutdown: Shutdown) -> Routes {
     let quit = shutdown.clone();
     let waypoint = Arc::clone(&shown.waypoint);
     let (by_rule, looked_at) = (Arc::clone(&waypoint), Arc::clone(&waypoint));
-    let tried = Arc::clone(&waypoint);
+    let (tried, asked) = (Arc::clone(&waypoint), Arc::clone(&waypoint));
     let limit = shown.drain_deadline;
     Routes::new()
         .any("/", |_| {
@@ -74,6 +77,9 @@ pub fn routes(shown: Shown, logs: Logs, shutdown: Shutdown) -> Routes {
         })
         .any("/debug/dry-run", move |request| {
             dry_run::page(&tried, &request)
+        })
+        .get("/debug/explain", move |request| {
+            explain::page(&asked, &request)
         })
         .post("/logging", move |request| logging(&logs, &request))
         .any("/logging", |_| {

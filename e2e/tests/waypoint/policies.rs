@@ -6,8 +6,11 @@ use std::sync::OnceLock;
 use anyhow::ensure;
 use e2e::handle::eventually;
 use e2e::traffic::{Outcome, Report};
+use serde_json::Value;
 
-use crate::ground::{CLIENT_ID, PATIENCE, lab, waypoint_dump, waypoint_entry, waypoint_metrics};
+use crate::ground::{
+    CLIENT_ID, PATIENCE, lab, talk, waypoint_dump, waypoint_entry, waypoint_metrics,
+};
 
 /// Two services before one server: what is written for the one is not for the other.
 const MANIFEST: &str = r#"
@@ -84,6 +87,20 @@ fn ask(who: &str, path: &str, more: &[&str]) -> Report {
     lab().traffic(who, &arguments).unwrap()
 }
 
+/// What the waypoint says that would become of a request to the service.
+fn explained(who: &str, path: &str, header: Option<&str>) -> Value {
+    let account = who.replace('/', "/sa/");
+    let mut question = format!(
+        "/debug/explain?service=guarded/judged.guarded.svc.cluster.local&port=80\
+         &source=spiffe://cluster.local/ns/{account}&path={path}&header=host:{JUDGED}"
+    );
+    if let Some(header) = header {
+        question += &format!("&header={}", header.replace(' ', ""));
+    }
+    let report = talk("guarded/wp", &["get", "127.0.0.1:15000", &question]);
+    serde_json::from_str(&report.answer.unwrap()).unwrap()
+}
+
 fn status(report: &Report) -> String {
     match &report.outcome {
         Outcome::Failed(words) => words.clone(),
@@ -126,6 +143,14 @@ fn requests_pass_by_method_path_principal_header_and_host_and_by_nothing_else() 
             expected,
             "{who} {path} {header:?}: {report:?}"
         );
+        let told = explained(who, path, header.get(1).copied());
+        assert_eq!(told["allowed"], passes, "{who} {path}: {told:#}");
+        let why = if passes {
+            "allowed by policy "
+        } else {
+            "denied"
+        };
+        assert!(told["why"].as_str().unwrap().starts_with(why), "{told:#}");
     }
     // Bytes carry none of what the rules ask for.
     let bytes = lab()
