@@ -76,9 +76,14 @@ impl Request {
         for note in items(told, "notes") {
             line("  note", text(note));
         }
+        let why = text(&told["why"]);
         line(
             "  verdict",
-            format!("{}: {}", word(told), text(&told["why"])),
+            match allowed(told) {
+                // That says so itself.
+                true => why,
+                false => format!("{}: {why}", word(told)),
+            },
         );
         lines
     }

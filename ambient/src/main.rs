@@ -210,7 +210,7 @@ fn explained(
     if !requests.is_empty() {
         answer["requests"] = requests.into();
     } else if question.is_some() && waypoints.is_empty() {
-        text += "note         the waypoint decides on each request: --waypoint HOST:PORT asks it about one\n";
+        text += "note         --waypoint HOST:PORT asks the waypoint about a request\n";
     }
     let text = match asked.output {
         Output::Table => text,
