@@ -31,7 +31,7 @@ impl PodProxy {
             if self.is_free(facts) {
                 return Ok(HAS_LEFT.into());
             }
-            let decision = self.decide(facts);
+            let (decision, tried_out) = self.decide(facts);
             let may_change = match &decision {
                 Decision::Deny {
                     reason: DenyReason::Missing { .. },
@@ -47,6 +47,11 @@ impl PodProxy {
                 continue;
             }
             self.log_decision(facts, &decision);
+            // Once for the connection, however often it was looked at.
+            for said in &tried_out {
+                info!(src = %facts.source_ip, dst = %facts.destination, "{said}");
+                count_dry_run(said);
+            }
             self.remember(facts);
             return match decision {
                 Decision::Allow { .. } => Ok(words(&decision)),
@@ -61,24 +66,21 @@ impl PodProxy {
         facts.identity.is_none() && self.is_leaving() && self.is_plain()
     }
 
-    fn decide(&self, facts: &InboundFacts) -> Decision {
+    /// What policies say, and what those say that are tried out.
+    fn decide(&self, facts: &InboundFacts) -> (Decision, Vec<mesh::DryRun>) {
         let workload = match self.workload() {
             Ok(workload) => workload,
             // Known a moment ago, removed or replaced since: what it allowed is not known any more.
             Err(unbound) => {
                 let policy = format!("(all policies of {}: {unbound})", self.info).into();
-                return Decision::Deny {
-                    reason: DenyReason::Missing { policy },
-                };
+                let reason = DenyReason::Missing { policy };
+                return (Decision::Deny { reason }, Vec::new());
             }
         };
         let policies = self.shared.mesh.read().policies_for(&workload);
         let connection = self.judged(facts, &workload);
-        for said in policies.dry_run(&connection) {
-            info!(src = %facts.source_ip, dst = %facts.destination, "{said}");
-            count_dry_run(&said);
-        }
-        mesh::authorize(&policies, &connection)
+        let tried_out = policies.dry_run(&connection);
+        (mesh::authorize(&policies, &connection), tried_out)
     }
 
     fn remember(&self, facts: &InboundFacts) {

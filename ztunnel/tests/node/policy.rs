@@ -51,6 +51,9 @@ async fn a_policy_that_has_not_arrived_holds_connections_until_it_does() {
     let mut socket = node.connect().unwrap();
     let plane = node.plane.clone();
     tokio::spawn(async move {
+        let mut tried_out = deny_client("tried-out");
+        tried_out.dry_run = true;
+        plane.push_policy(tried_out).await;
         tokio::time::sleep(Duration::from_millis(500)).await;
         plane.push_policy(allow_all("later")).await;
     });
@@ -60,6 +63,12 @@ async fn a_policy_that_has_not_arrived_holds_connections_until_it_does() {
         asked.elapsed() >= Duration::from_millis(400),
         "was not held"
     );
+    // Looked at once for each policy that came meanwhile, it is one connection all the same.
+    let tried_out = node.counted(
+        "culvert_authorization_decisions_total",
+        &["mode=\"dry-run\"", "result=\"denied\""],
+    );
+    assert_eq!(tried_out, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
