@@ -424,8 +424,10 @@ fn run(cli: Cli) -> Result<ExitCode> {
             let name = std::env::vars()
                 .find(|(key, _)| key == "POD_NAME")
                 .map_or(name, |(_, value)| value);
+            let tls_file = std::env::vars().find(|(key, _)| key == "TLS_FILE");
+            let tls_file = tls_file.map(|(_, path)| path.into());
             runtime()?
-                .block_on(local(serve(name, services)))
+                .block_on(local(serve(name, tls_file, services)))
                 .map(|()| ExitCode::SUCCESS)
         }
     }

@@ -8,6 +8,7 @@ pub mod load;
 pub mod payload;
 pub mod proxied;
 pub mod requests;
+mod secured;
 pub mod server;
 mod web;
 

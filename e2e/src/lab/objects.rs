@@ -236,10 +236,18 @@ impl Objects {
         }
     }
 
-    /// The pod with all that its author says. What comes from an API server lacks what the mesh does not read, as mounts.
+    /// The pod with all that its author says. What comes from a source lacks what the mesh does not read, as mounts.
     pub async fn whole(&self, pod: &Arc<Pod>, key: &ObjectKey) -> Result<Arc<Pod>> {
         match &self.place {
-            Place::Folder { .. } => Ok(pod.clone()),
+            Place::Folder { manifests, .. } => {
+                let found = manifests::stored(manifests, key);
+                let mut found = found.with_context(|| format!("there is no {key}"))?;
+                // The rest is as the source has made it up: a uid, a time.
+                let mut whole = Pod::clone(pod);
+                let spec = serde_json::from_value(found["spec"].take());
+                whole.spec = spec.with_context(|| format!("{key}: spec"))?;
+                Ok(Arc::new(whole))
+            }
             Place::Server { admin, .. } => {
                 let found = admin.find(&served::named(key)).await?;
                 let found = found.with_context(|| format!("there is no {key}"))?;

@@ -6,19 +6,20 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::io;
 use std::net::{Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::traffic::{http, payload::Receipt, proxied, web};
+use crate::traffic::{http, payload::Receipt, proxied, secured, web};
 
 /// A manner of conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +27,8 @@ pub enum Manner {
     /// HTTP/1.1: `/` says who answers and who asked, `/healthz` is for probes, `/receipt/ID` is what `finish-first` got.
     /// `/asked/PATH` says how often PATH was asked for, `/fail/N/…` answers 503 the first N times, `/slow/N/…` after N ms.
     Http,
+    /// The same over TLS, with the certificate and key of the file that `TLS_FILE` names: `/` says which server was asked for.
+    Https,
     /// Sends back what comes.
     Echo,
     /// Speaks first, then sends back what comes.
@@ -41,9 +44,10 @@ pub enum Manner {
 }
 
 impl Manner {
-    pub const ALL: [(Self, &'static str, u16); 7] = [
+    pub const ALL: [(Self, &'static str, u16); 8] = [
         (Self::Http, "http", 8080),
         (Self::Web, "web", 8090),
+        (Self::Https, "https", 8443),
         (Self::Echo, "echo", 9000),
         (Self::Greet, "greet", 9001),
         (Self::Sink, "sink", 9002),
@@ -92,6 +96,7 @@ impl FromStr for Service {
 
 struct Shared {
     name: String,
+    tls_file: Option<PathBuf>,
     receipts: RefCell<HashMap<String, Option<String>>>,
     /// How often each page was asked for.
     asked: RefCell<HashMap<String, u32>>,
@@ -106,7 +111,8 @@ const MOST_PAGES: usize = 4096;
 const LAST_WORDS: Duration = Duration::from_millis(700);
 
 /// Serves until SIGTERM, then as a good application does: nobody who connected is turned away, nobody else is let in.
-pub async fn serve(name: String, services: Vec<Service>) -> Result<()> {
+/// `tls_file` has the chain and the key for [`Manner::Https`].
+pub async fn serve(name: String, tls_file: Option<PathBuf>, services: Vec<Service>) -> Result<()> {
     let services = if services.is_empty() {
         let usual = Manner::ALL.iter();
         usual
@@ -121,6 +127,7 @@ pub async fn serve(name: String, services: Vec<Service>) -> Result<()> {
     };
     let shared = Rc::new(Shared {
         name,
+        tls_file,
         receipts: RefCell::default(),
         asked: RefCell::default(),
         closing: CancellationToken::new(),
@@ -184,7 +191,15 @@ fn converse<'a>(
 ) -> std::pin::Pin<Box<dyn Future<Output = io::Result<()>> + 'a>> {
     Box::pin(async move {
         match manner {
-            Manner::Http => page(stream, peer, shared).await,
+            Manner::Http => {
+                let local = stream.local_addr()?;
+                page(stream, Between { peer, local }, None, shared).await
+            }
+            Manner::Https => {
+                let local = stream.local_addr()?;
+                let (stream, asked) = secured::accept(stream, shared.tls_file.as_deref()).await?;
+                page(stream, Between { peer, local }, asked.as_deref(), shared).await
+            }
             Manner::Web => web::serve(stream, &shared.name, &shared.closing, &shared.open).await,
             Manner::Proxied => proxied::page(stream, peer, &shared.name).await,
             Manner::Echo => echo(stream).await,
@@ -195,8 +210,19 @@ fn converse<'a>(
     })
 }
 
-async fn page(stream: TcpStream, peer: SocketAddr, shared: &Shared) -> io::Result<()> {
-    let local = stream.local_addr()?;
+/// The ends of a connection.
+struct Between {
+    peer: SocketAddr,
+    local: SocketAddr,
+}
+
+/// Answers one request; `asked` is the server that the client's TLS asked for.
+async fn page(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    Between { peer, local }: Between,
+    asked: Option<&str>,
+    shared: &Shared,
+) -> io::Result<()> {
     let mut stream = BufReader::new(stream);
     let head = http::read_head(&mut stream).await?;
     let path = head
@@ -230,6 +256,7 @@ async fn page(stream: TcpStream, peer: SocketAddr, shared: &Shared) -> io::Resul
     let headers = head.get(1..).unwrap_or_default();
     let body = serde_json::json!({
         "pod": shared.name, "client": peer, "server": local, "path": path, "headers": headers,
+        "sni": asked,
     });
     let body = body.to_string() + "\n";
     http::answer(&mut stream, 200, "application/json", &body).await

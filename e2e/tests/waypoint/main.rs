@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers may end the test")]
 
+mod backend_tls;
 mod backends;
 mod callers;
 mod edges;
