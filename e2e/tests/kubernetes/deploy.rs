@@ -66,13 +66,26 @@ async fn every_object_is_accepted_to_the_letter_and_every_pod_is_admitted() -> R
 }
 
 /// Shapes of Istio's published samples, in our own words.
-const SAMPLES: &str = include_str!("../../../crates/cluster/tests/samples/traffic.yaml");
+const SAMPLES: [&str; 2] = [
+    include_str!("../../../crates/cluster/tests/samples/mesh.yaml"),
+    include_str!("../../../crates/cluster/tests/samples/traffic.yaml"),
+];
+
+fn samples() -> Result<Vec<Value>> {
+    let each = SAMPLES.map(e2e::manifests::documents);
+    Ok(each
+        .into_iter()
+        .collect::<Result<Vec<_>>>()?
+        .into_iter()
+        .flatten()
+        .collect())
+}
 
 #[tokio::test]
 async fn definitions_take_what_istio_documents_and_refuse_what_is_misshapen() -> Result<()> {
     let objects = deploy::objects()?;
     let cluster = prepared(&objects).await?;
-    let samples = e2e::manifests::documents(SAMPLES)?;
+    let samples = samples()?;
     for object in &objects {
         if let Some(kind) = defined(object)
             && samples.iter().any(|sample| sample["kind"] == kind.as_str())
@@ -94,6 +107,16 @@ async fn definitions_take_what_istio_documents_and_refuse_what_is_misshapen() ->
         assert_eq!(stored["spec"], sample["spec"], "nothing is dropped");
     }
     for (kind, field, wrong) in [
+        ("AuthorizationPolicy", "/spec/action", json!("MAYBE")),
+        (
+            "AuthorizationPolicy",
+            "/spec/rules/0/from/0/source/principals",
+            json!("all"),
+        ),
+        ("PeerAuthentication", "/spec/mtls/mode", json!("SOMETIMES")),
+        ("ServiceEntry", "/spec/ports/0/number", json!("https")),
+        ("ServiceEntry", "/spec/resolution", json!("GUESS")),
+        ("WorkloadEntry", "/spec/weight", json!(-1)),
         (
             "VirtualService",
             "/spec/http/4/route/0/weight",
@@ -170,7 +193,7 @@ async fn the_control_plane_does_all_of_its_work_with_the_rights_of_its_account()
             "rules": [{"backendRefs": [{"name": "web", "port": 80}]}],
         },
     });
-    let traffic = e2e::manifests::documents(SAMPLES)?;
+    let traffic = samples()?;
     let traffic: Vec<Value> = traffic
         .into_iter()
         .filter(|sample| {

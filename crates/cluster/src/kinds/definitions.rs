@@ -10,15 +10,33 @@ use serde_json::{Value, json};
 use super::described::Described;
 use super::destination_rule::DestinationRuleSpec;
 use super::extension::{RequestAuthenticationSpec, TelemetrySpec, WasmPluginSpec};
+use super::policy::{AuthorizationPolicySpec, PeerAuthenticationSpec};
+use super::service_entry::{ServiceEntryAddress, ServiceEntrySpec, WorkloadEntrySpec};
 use super::virtual_service::VirtualServiceSpec;
 use crate::object::Kind;
 use crate::parse::{self, Format, Item};
 
-const FILE: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../../deploy/base/crds-traffic.yaml"
-);
-const HEAD: &str = "\
+const DEPLOY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/base");
+
+/// The files, how they begin, and what they hold.
+fn files() -> [(&'static str, &'static str, Vec<Definition>); 2] {
+    [
+        ("crds.yaml", MESH_HEAD, mesh()),
+        ("crds-traffic.yaml", TRAFFIC_HEAD, traffic()),
+    ]
+}
+
+const MESH_HEAD: &str = "\
+# SPDX-License-Identifier: Apache-2.0
+# Istio's kinds that say who may connect, and what there is besides the cluster's own services: those that the control plane
+# reads and no more. A cluster that has Istio's own definitions keeps them (README.md). Made from the types of
+# crates/cluster, and held to them by a test there: `BLESS=1 cargo test -p cluster definitions` writes this file.
+#
+# Unknown fields are kept everywhere: a server that drops a misspelt `principals` would make a rule for one a rule for all.
+# The control plane sees such a field, holds the rule for what it can't have meant, and says so in the object's status.
+";
+
+const TRAFFIC_HEAD: &str = "\
 # SPDX-License-Identifier: Apache-2.0
 # Istio's kinds that say what waypoints do with traffic. Made from the types of crates/cluster, and held to them by a test
 # there: `BLESS=1 cargo test -p cluster definitions` writes this file.
@@ -34,45 +52,108 @@ struct Definition {
     /// What is shown in lists, besides the age: name and path.
     columns: &'static [(&'static str, &'static str)],
     spec: Value,
+    /// What its status holds besides conditions.
+    said: Vec<(&'static str, Value)>,
 }
 
-fn definitions() -> Vec<Definition> {
+impl Definition {
+    fn new(kind: Kind, description: &'static str, short: &'static str, spec: Value) -> Self {
+        Self {
+            kind,
+            description,
+            short,
+            columns: &[],
+            spec,
+            said: Vec::new(),
+        }
+    }
+}
+
+fn mesh() -> Vec<Definition> {
     vec![
         Definition {
-            kind: Kind::DestinationRule,
-            description: "How a host is spoken to",
-            short: "dr",
+            columns: &[("Action", ".spec.action")],
+            ..Definition::new(
+                Kind::AuthorizationPolicy,
+                "Who may connect to which workloads",
+                "ap",
+                AuthorizationPolicySpec::schema(),
+            )
+        },
+        Definition {
+            columns: &[("Mode", ".spec.mtls.mode")],
+            ..Definition::new(
+                Kind::PeerAuthentication,
+                "Whether workloads accept plaintext",
+                "pa",
+                PeerAuthenticationSpec::schema(),
+            )
+        },
+        Definition {
+            columns: &[
+                ("Hosts", ".spec.hosts"),
+                ("Location", ".spec.location"),
+                ("Resolution", ".spec.resolution"),
+            ],
+            // What the hosts are given where the entry names no address.
+            said: vec![("addresses", Vec::<ServiceEntryAddress>::schema())],
+            ..Definition::new(
+                Kind::ServiceEntry,
+                "A service that Kubernetes does not know",
+                "se",
+                ServiceEntrySpec::schema(),
+            )
+        },
+        Definition {
+            columns: &[("Address", ".spec.address")],
+            ..Definition::new(
+                Kind::WorkloadEntry,
+                "A workload outside of Kubernetes",
+                "we",
+                WorkloadEntrySpec::schema(),
+            )
+        },
+    ]
+}
+
+fn traffic() -> Vec<Definition> {
+    vec![
+        Definition {
             columns: &[("Host", ".spec.host")],
-            spec: DestinationRuleSpec::schema(),
+            ..Definition::new(
+                Kind::DestinationRule,
+                "How a host is spoken to",
+                "dr",
+                DestinationRuleSpec::schema(),
+            )
         },
         Definition {
-            kind: Kind::VirtualService,
-            description: "Where requests to a host go",
-            short: "vs",
             columns: &[("Gateways", ".spec.gateways"), ("Hosts", ".spec.hosts")],
-            spec: VirtualServiceSpec::schema(),
+            ..Definition::new(
+                Kind::VirtualService,
+                "Where requests to a host go",
+                "vs",
+                VirtualServiceSpec::schema(),
+            )
         },
-        Definition {
-            kind: Kind::RequestAuthentication,
-            description: "Whose tokens requests may carry",
-            short: "ra",
-            columns: &[],
-            spec: RequestAuthenticationSpec::schema(),
-        },
-        Definition {
-            kind: Kind::Telemetry,
-            description: "What is told of traffic",
-            short: "telemetry",
-            columns: &[],
-            spec: TelemetrySpec::schema(),
-        },
-        Definition {
-            kind: Kind::WasmPlugin,
-            description: "A program that traffic passes",
-            short: "wasm",
-            columns: &[],
-            spec: WasmPluginSpec::schema(),
-        },
+        Definition::new(
+            Kind::RequestAuthentication,
+            "Whose tokens requests may carry",
+            "ra",
+            RequestAuthenticationSpec::schema(),
+        ),
+        Definition::new(
+            Kind::Telemetry,
+            "What is told of traffic",
+            "telemetry",
+            TelemetrySpec::schema(),
+        ),
+        Definition::new(
+            Kind::WasmPlugin,
+            "A program that traffic passes",
+            "wasm",
+            WasmPluginSpec::schema(),
+        ),
     ]
 }
 
@@ -95,7 +176,7 @@ impl Definition {
             .map(|name| ((*name).to_owned(), json!({"type": "string"})))
             .collect();
         condition.insert("observedGeneration".to_owned(), json!({"type": "integer"}));
-        let status = json!({
+        let mut status = json!({
             "type": "object", "x-kubernetes-preserve-unknown-fields": true,
             "properties": {"conditions": {
                 "type": "array",
@@ -106,6 +187,9 @@ impl Definition {
                 },
             }},
         });
+        for (field, schema) in &self.said {
+            status["properties"][field] = schema.clone();
+        }
         let schema = json!({"openAPIV3Schema": {
             "type": "object", "description": self.description,
             "properties": {"spec": self.spec, "status": status},
@@ -203,14 +287,19 @@ fn plain(scalar: &Value) -> String {
 }
 
 /// Shapes of Istio's published samples, in our own words; the suite that has an API server shows them to one.
-const SAMPLES: &str = include_str!("../../tests/samples/traffic.yaml");
+const SAMPLES: [&str; 2] = [
+    include_str!("../../tests/samples/mesh.yaml"),
+    include_str!("../../tests/samples/traffic.yaml"),
+];
 
 #[test]
 fn every_field_of_the_samples_is_known_and_read() {
-    let documents = parse::documents(SAMPLES, Format::Yaml);
+    let documents = SAMPLES.map(|text| parse::documents(text, Format::Yaml));
     let items = documents
         .iter()
+        .flatten()
         .flat_map(|document| parse::parse(document.text, Format::Yaml));
+    let definitions: Vec<Definition> = files().into_iter().flat_map(|file| file.2).collect();
     let mut kinds = BTreeSet::new();
     for item in items {
         let object = match item {
@@ -219,7 +308,6 @@ fn every_field_of_the_samples_is_known_and_read() {
         };
         kinds.insert(object.kind());
         let read: Value = serde_json::from_slice(&object.to_json()).expect("JSON");
-        let definitions = definitions();
         let definition = definitions.iter().find(|one| one.kind == object.kind());
         let definition = definition.unwrap_or_else(|| panic!("{} is described", object.key()));
         known(
@@ -228,7 +316,7 @@ fn every_field_of_the_samples_is_known_and_read() {
             &format!("{}: spec", object.key()),
         );
     }
-    assert_eq!(kinds.len(), definitions().len(), "{kinds:?}");
+    assert_eq!(kinds.len(), definitions.len(), "{kinds:?}");
 }
 
 /// Panics at a field that a schema doesn't name.
@@ -255,19 +343,22 @@ fn known(value: &Value, schema: &Value, at: &str) {
 
 #[test]
 fn deploy_holds_the_definitions_that_follow_from_the_types() {
-    let mut expected = HEAD.to_owned();
-    for (position, definition) in definitions().iter().enumerate() {
-        if position > 0 {
-            expected.push_str("---\n");
+    for (file, head, definitions) in files() {
+        let file = format!("{DEPLOY}/{file}");
+        let mut expected = head.to_owned();
+        for (position, definition) in definitions.iter().enumerate() {
+            if position > 0 {
+                expected.push_str("---\n");
+            }
+            yaml(&definition.object(), 0, &mut expected);
         }
-        yaml(&definition.object(), 0, &mut expected);
+        if std::env::vars().any(|(name, _)| name == "BLESS") {
+            std::fs::write(&file, &expected).expect("written");
+        }
+        let held = std::fs::read_to_string(&file).unwrap_or_default();
+        assert!(
+            held == expected,
+            "{file} is not what follows from the types: BLESS=1"
+        );
     }
-    if std::env::vars().any(|(name, _)| name == "BLESS") {
-        std::fs::write(FILE, &expected).expect("written");
-    }
-    let held = std::fs::read_to_string(FILE).unwrap_or_default();
-    assert!(
-        held == expected,
-        "{FILE} is not what follows from the types: BLESS=1"
-    );
 }

@@ -80,6 +80,7 @@ mod schema {
         bool => {"type": "boolean"},
         // Servers tell them apart by their range alone; what is no such number is told in the object's status.
         i64 => {"type": "integer"},
+        u32 => {"type": "integer", "minimum": 0, "maximum": 4294967295u32},
         f64 => {"type": "number"},
         // Anything at all.
         Value => {"x-kubernetes-preserve-unknown-fields": true},
@@ -97,7 +98,7 @@ mod schema {
         }
     }
 
-    impl<T: Described> Described for BTreeMap<String, T> {
+    impl<K, T: Described> Described for BTreeMap<K, T> {
         fn schema() -> Value {
             json!({ "type": "object", "additionalProperties": T::schema() })
         }

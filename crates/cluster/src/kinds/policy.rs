@@ -34,6 +34,7 @@ open_enum! {
     }
 }
 
+described! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AuthorizationPolicySpec {
@@ -46,6 +47,7 @@ pub struct AuthorizationPolicySpec {
     pub provider: Option<serde_json::Value>,
     #[serde(flatten)]
     pub unknown_fields: UnknownFields,
+}
 }
 
 described! {
@@ -68,6 +70,7 @@ pub struct TargetReference {
 }
 }
 
+described! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Rule {
@@ -77,7 +80,9 @@ pub struct Rule {
     #[serde(flatten)]
     pub unknown_fields: UnknownFields,
 }
+}
 
+described! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RuleFrom {
@@ -85,7 +90,9 @@ pub struct RuleFrom {
     #[serde(flatten)]
     pub unknown_fields: UnknownFields,
 }
+}
 
+described! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Source {
@@ -106,7 +113,9 @@ pub struct Source {
     #[serde(flatten)]
     pub unknown_fields: UnknownFields,
 }
+}
 
+described! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RuleTo {
@@ -114,7 +123,9 @@ pub struct RuleTo {
     #[serde(flatten)]
     pub unknown_fields: UnknownFields,
 }
+}
 
+described! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Operation {
@@ -129,7 +140,9 @@ pub struct Operation {
     #[serde(flatten)]
     pub unknown_fields: UnknownFields,
 }
+}
 
+described! {
 /// One entry of `when`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -139,6 +152,7 @@ pub struct RuleCondition {
     pub not_values: Vec<String>,
     #[serde(flatten)]
     pub unknown_fields: UnknownFields,
+}
 }
 
 /// A status that consists of conditions.
@@ -168,6 +182,7 @@ open_enum! {
     }
 }
 
+described! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PeerAuthenticationSpec {
@@ -178,7 +193,9 @@ pub struct PeerAuthenticationSpec {
     #[serde(flatten)]
     pub unknown_fields: UnknownFields,
 }
+}
 
+described! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MutualTls {
@@ -186,4 +203,5 @@ pub struct MutualTls {
     pub mode: Option<MtlsMode>,
     #[serde(flatten)]
     pub unknown_fields: UnknownFields,
+}
 }

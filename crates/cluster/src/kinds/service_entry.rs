@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use serde::{Deserialize, Serialize};
 
+use super::described::described;
 use super::open_enum::open_enum;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -45,6 +46,7 @@ open_enum! {
     }
 }
 
+described! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServiceEntrySpec {
@@ -61,7 +63,9 @@ pub struct ServiceEntrySpec {
     pub export_to: Vec<String>,
     pub subject_alt_names: Vec<String>,
 }
+}
 
+described! {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Port {
@@ -70,11 +74,14 @@ pub struct Port {
     pub name: String,
     pub target_port: Option<u32>,
 }
+}
 
+described! {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WorkloadSelector {
     pub labels: BTreeMap<String, String>,
+}
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -84,12 +91,14 @@ pub struct ServiceEntryStatus {
     pub addresses: Vec<ServiceEntryAddress>,
 }
 
+described! {
 /// An address that was allocated for a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServiceEntryAddress {
     pub value: String,
     pub host: String,
+}
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -102,6 +111,7 @@ pub struct WorkloadEntry {
     pub status: Option<WorkloadEntryStatus>,
 }
 
+described! {
 /// A workload outside of Kubernetes; also an endpoint within a ServiceEntry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -115,6 +125,7 @@ pub struct WorkloadEntrySpec {
     pub locality: String,
     pub weight: u32,
     pub service_account: String,
+}
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
