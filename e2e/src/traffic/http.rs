@@ -113,6 +113,7 @@ pub async fn answer(
 ) -> io::Result<()> {
     let reason = match status {
         200 => "OK",
+        403 => "Forbidden",
         404 => "Not Found",
         _ => "Unavailable",
     };

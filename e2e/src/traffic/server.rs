@@ -25,7 +25,8 @@ use crate::traffic::{http, payload::Receipt, proxied, secured, web};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manner {
     /// HTTP/1.1: `/` says who answers and who asked, `/healthz` is for probes, `/receipt/ID` is what `finish-first` got.
-    /// `/asked/PATH` says how often PATH was asked for, `/fail/N/…` answers 503 the first N times, `/slow/N/…` after N ms.
+    /// `/asked/PATH` says how often PATH was asked for, `/fail/N/…` answers 503 the first N times, `/slow/N/…` after N ms,
+    /// `/status/403/…` that it is forbidden.
     Http,
     /// The same over TLS, with the certificate and key of the file that `TLS_FILE` names: `/` says which server was asked for.
     Https,
@@ -247,6 +248,9 @@ async fn page(
     };
     if number("/fail/").is_some_and(|failures| times <= failures) {
         return http::answer(&mut stream, 503, "text/plain", "not yet").await;
+    }
+    if number("/status/") == Some(403) {
+        return http::answer(&mut stream, 403, "text/plain", "not for you").await;
     }
     if let Some(wait) = number("/slow/") {
         tokio::time::sleep(Duration::from_millis(wait.into())).await;

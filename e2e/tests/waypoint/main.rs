@@ -4,9 +4,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test's helpers may end the test")]
 
+mod authorizers;
 mod backend_tls;
 mod backends;
 mod callers;
+mod claims;
 mod edges;
 mod ground;
 mod http;
