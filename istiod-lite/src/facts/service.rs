@@ -331,7 +331,9 @@ mod tests {
         let declared = |app: &str| {
             protocol(serde_json::json!({"port": 80, "name": "http", "appProtocol": app}))
         };
+        // Z01, Z02.
         assert_eq!(declared("kubernetes.io/h2c"), AppProtocol::Http2);
+        assert_eq!(declared("kubernetes.io/ws"), AppProtocol::Http11);
         assert_eq!(declared("kubernetes.io/wss"), AppProtocol::Tls);
         assert_eq!(
             declared("foreign"),

@@ -90,6 +90,7 @@ async fn one_connection_carries_many_requests_and_so_does_the_one_behind() {
     assert_eq!(connections.load(std::sync::atomic::Ordering::SeqCst), 1);
 }
 
+/// Z01, of a port that declares HTTP/2 without TLS.
 #[tokio::test]
 async fn http2_by_prior_knowledge_with_trailers_as_grpc_has_them() {
     let mut world = World::new().await;

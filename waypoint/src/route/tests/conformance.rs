@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What Gateway API's conformance suite asks of routes in a mesh, and of routes at gateways as far as it holds in a mesh.
 //! The names of cases are those of the facts that they were taken from.
+//!
+//! Some are of gateways alone: I04 and I06 (a route of a mesh needs no ReferenceGrant: whom it leads to may be led to from
+//! everywhere), I07 and I10 (listeners that admit routes of a namespace; a mesh's route has no listener), Z03 (a connection
+//! of a browser that is used for a host of another certificate).
 
 use std::collections::HashMap;
 
