@@ -2,6 +2,7 @@
 //! Clients of the lab's servers. Each checks every byte and reports how the conversation ended.
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
@@ -13,7 +14,7 @@ use tokio::net::TcpStream;
 use crate::lifeline::input_ended;
 use crate::traffic::payload::{Payload, Receipt};
 use crate::traffic::requests::{self, Requests};
-use crate::traffic::{Outcome, Report, http, load};
+use crate::traffic::{Outcome, Report, http, load, secured};
 
 /// What a client does.
 #[derive(Debug, Clone, Subcommand)]
@@ -30,6 +31,12 @@ pub enum Conversation {
         /// So many requests, one after the other, each on a connection of its own; the answers are told one after the other
         #[arg(long, default_value_t = 1)]
         times: u32,
+        /// Begin TLS first, with the server of this name
+        #[arg(long, value_name = "NAME", requires = "trusts")]
+        tls: Option<String>,
+        /// A file with who certifies that server
+        #[arg(long, value_name = "FILE", requires = "tls")]
+        trusts: Option<PathBuf>,
     },
     /// Ask as applications do, on connections that are kept: `e2e traffic requests grpc 10.96.0.10:80 --times 10`
     Requests(Requests),
@@ -133,7 +140,12 @@ pub async fn converse(conversation: &Conversation) -> Report {
             path,
             headers,
             times,
-        } => get(*target, path, headers, *times).await,
+            tls,
+            trusts,
+        } => {
+            let tls = tls.as_deref().zip(trusts.as_deref());
+            get(*target, path, headers, *times, tls).await
+        }
         Conversation::Requests(plan) => requests::ask(plan).await,
         Conversation::Lookup { target } => Progress::new(*target).end(Ok(())),
         Conversation::Echo { target, volume } => echo(*target, volume).await,
@@ -185,13 +197,26 @@ impl Progress {
     }
 }
 
-async fn get(target: SocketAddr, path: &str, headers: &[String], times: u32) -> Report {
+/// `tls` names the server that TLS is begun with, and the file with who certifies it.
+async fn get(
+    target: SocketAddr,
+    path: &str,
+    headers: &[String],
+    times: u32,
+    tls: Option<(&str, &Path)>,
+) -> Report {
     let mut progress = Progress::new(target);
     let outcome = async {
         for _request in 0..times {
             let stream = progress.connect(target).await?;
             let host = target.to_string();
-            let answer = within(http::get_with(stream, &host, path, headers)).await?;
+            let answer = match tls {
+                None => within(http::get_with(stream, &host, path, headers)).await?,
+                Some((name, trusts)) => {
+                    let stream = within(secured::begin(stream, name, trusts)).await?;
+                    within(http::get_with(stream, name, path, headers)).await?
+                }
+            };
             progress.report.received += answer.body.len() as u64;
             progress.report.headers = answer.headers;
             let told = progress.report.answer.get_or_insert_default();

@@ -14,8 +14,10 @@ use serde_json::Value;
 use crate::ground::{PATIENCE, lab, waypoint_entry};
 use crate::routes::{ask_of, pod};
 
-/// Whom the pod's certificate names.
+/// Whom the pod's certificate names ...
 const SERVER: &str = "abc.example.com";
+/// ... and whom else, whom a policy does not let clients ask for.
+const FORBIDDEN: &str = "def.example.com";
 
 /// One pod that has TLS, behind services that differ in what is asked of it.
 const MANIFEST: &str = r#"
@@ -90,9 +92,10 @@ fn config(name: &str, key: &str, text: &str) -> String {
     )
 }
 
-/// An authority, and a chain with its key that the authority vouches for.
+/// An authority, also as a file, and a chain with its key that the authority vouches for.
 struct Certified {
     authority: String,
+    file: PathBuf,
     server: String,
 }
 
@@ -101,14 +104,39 @@ fn certified() -> Certified {
     let mut authority = CertificateParams::default();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let own = KeyPair::generate().unwrap();
-    let server = CertificateParams::new([SERVER.to_owned()]).unwrap();
+    let server = CertificateParams::new([SERVER, FORBIDDEN].map(str::to_owned)).unwrap();
     let issuer = Issuer::from_params(&authority, &key);
     let chain = server.signed_by(&own, &issuer).unwrap().pem();
+    let authority = authority.self_signed(&key).unwrap().pem();
+    // Pods of the lab have no mounts: a path of the waypoint's is one of this machine's.
+    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
+        .join(format!("authority-{}.pem", std::process::id()));
+    std::fs::write(&file, &authority).unwrap();
     Certified {
-        authority: authority.self_signed(&key).unwrap().pem(),
+        authority,
+        file,
         server: chain + &own.serialize_pem(),
     }
 }
+
+/// A service whose clients begin TLS themselves, for one server alone.
+const PASSED_ON: &str = r#"---
+apiVersion: v1
+kind: Service
+metadata: {name: passed-on, namespace: guarded, labels: {istio.io/use-waypoint: wp}}
+spec:
+  selector: {app: sealed}
+  clusterIP: 10.96.0.88
+  clusterIPs: [10.96.0.88]
+  ports: [{name: tls, port: 443, targetPort: 8443}]
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: passed-on, namespace: guarded}
+spec:
+  targetRefs: [{group: "", kind: Service, name: passed-on}]
+  rules: [{when: [{key: connection.sni, values: [abc.example.com]}]}]
+"#;
 
 const PROVEN: &str = "10.96.0.81:80";
 const MISNAMED: &str = "10.96.0.82:80";
@@ -121,11 +149,7 @@ fn sealed() -> &'static Certified {
     let lab = lab();
     APPLIED.get_or_init(|| {
         let certified = certified();
-        // Pods of the lab have no mounts: a path of the waypoint's is one of this machine's.
-        let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR"))
-            .join(format!("authority-{}.pem", std::process::id()));
-        std::fs::write(&file, &certified.authority).unwrap();
-        let by_file = format!(", caCertificates: {}", file.display());
+        let by_file = format!(", caCertificates: {}", certified.file.display());
         let all = [
             MANIFEST.to_owned(),
             config("sealed-tls", "tls.pem", &certified.server),
@@ -141,6 +165,7 @@ fn sealed() -> &'static Certified {
             rule("sealed-ruled", &by_file),
             service("sealed-unknown", 85),
             rule("sealed-unknown", ""),
+            PASSED_ON.to_owned(),
         ];
         lab.apply(&all.concat()).unwrap();
         lab.wait_ready("guarded/sealed").unwrap();
@@ -218,4 +243,42 @@ fn a_destination_rules_authority_is_a_file_and_without_one_the_systems() {
     sealed();
     answers(RULED, "/ruled");
     refused(UNKNOWN, "/unknown", "503", SERVER);
+}
+
+#[test]
+fn a_policy_goes_by_the_server_that_a_clients_own_tls_asks_for() {
+    let certified = sealed();
+    let trusts = certified.file.display().to_string();
+    let ask = |name: &str| {
+        let asked = [
+            "get",
+            "10.96.0.88:443",
+            "/",
+            "--tls",
+            name,
+            "--trusts",
+            &trusts,
+        ];
+        lab().traffic("shop/client", &asked)
+    };
+    eventually("the server that may be asked for answers", PATIENCE, || {
+        let report = ask(SERVER)?;
+        ensure!(report.is_done() && pod(&report) == "sealed", "{report:?}");
+        // Without the policy it would answer as well.
+        let report = ask(FORBIDDEN)?;
+        ensure!(!report.is_done(), "{report:?}");
+        Ok(())
+    })
+    .unwrap();
+    let report = ask(FORBIDDEN).unwrap();
+    let ended = [Outcome::Reset, Outcome::Closed];
+    assert!(ended.contains(&report.outcome), "{report:?}");
+    let entry = waypoint_entry("the denial", |entry| {
+        entry.is("dst.hbone_addr", "10.96.0.88:443") && entry.is("response_flags", "DENY")
+    });
+    let error = entry.error().unwrap();
+    assert!(
+        error.contains("no rule of any ALLOW policy matches"),
+        "{entry}"
+    );
 }
