@@ -131,10 +131,17 @@ impl Reply {
             Reason::Fault(_) => Flag::FaultInjected,
             _ => Flag::None,
         };
-        let on_purpose = flag == Flag::FaultInjected;
-        Self {
+        let told: Option<&[u8]> = match reason {
             // Envoy's words: who tries clients looks for them.
-            body: on_purpose.then(|| Bytes::from_static(b"fault filter abort")),
+            Reason::Fault(_) => Some(b"fault filter abort"),
+            // Why may name objects and files, which is nothing for clients.
+            Reason::InvalidRule(_) | Reason::InvalidBackend(_) => {
+                Some(b"the route can't be followed\n")
+            }
+            _ => None,
+        };
+        Self {
+            body: told.map(Bytes::from_static),
             grpc_status: reason.grpc_status(),
             ..Self::of(reason.status(), flag, reason.to_string())
         }
@@ -165,9 +172,9 @@ impl Reply {
             );
             set.insert(GRPC_STATUS, HeaderValue::from(u16::from(code)));
             let message = match &body {
-                None => words.as_str().into(),
-                Some(told) if told.is_empty() => brief(flag).into(),
-                Some(told) => String::from_utf8_lossy(told),
+                None if flag == Flag::None => words.as_str().into(),
+                Some(told) if !told.is_empty() => String::from_utf8_lossy(told.trim_ascii_end()),
+                _ => brief(flag).into(),
             };
             if let Ok(message) =
                 HeaderValue::from_str(&visible(message.get(..MOST_SAID).unwrap_or(&message)))
