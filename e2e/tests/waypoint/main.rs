@@ -12,6 +12,7 @@ mod claims;
 mod edges;
 mod ground;
 mod http;
+mod localities;
 mod policies;
 mod rolling;
 mod routes;
