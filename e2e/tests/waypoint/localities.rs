@@ -38,11 +38,11 @@ const SERVICES: [(&str, &str, &str, &str); 5] = [
     ("left", "goes", LEFT, "enabled: true"),
 ];
 
-const ANYWHERE: &str = "10.96.0.94:80";
-const NEAREST: &str = "10.96.0.95:80";
-const SENT_AWAY: &str = "10.96.0.96:80";
-const NOWHERE: &str = "10.96.0.97:80";
-const LEFT: &str = "10.96.0.98:80";
+const ANYWHERE: &str = "10.96.0.194:80";
+const NEAREST: &str = "10.96.0.195:80";
+const SENT_AWAY: &str = "10.96.0.196:80";
+const NOWHERE: &str = "10.96.0.197:80";
+const LEFT: &str = "10.96.0.198:80";
 
 /// Requests of which two endpoints in turn would both get some.
 const MANY: usize = 8;
